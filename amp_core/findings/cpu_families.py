@@ -11,6 +11,7 @@ import pandas as pd
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product, tensor_shapes
 from amp_core.formats import element_bytes
 from amp_core.text.formatting import join_words, number, percent, size
+from amp_core.traces.operators import VIEWS
 
 MIN_FAMILY_RATIO = 1.1
 """All operators of a kind are told with the longest operator if they take that many times as long."""
@@ -27,8 +28,6 @@ _LIGHT = {"elementwise": "elementwise operators", "norm": "norms", "reduction": 
 """Kinds that read and write each value once, which are told together, each in words."""
 MIN_LIGHT_FRAC = 0.1
 """Share of such a kind in the time of all three from which it is told."""
-VIEWS = "aten::(?:t|transpose|view|expand|permute|select|slice|as_strided|unsqueeze|squeeze|detach)$"
-"""Operators that compute nothing and move nothing."""
 _CALLERS = ("aten::linear", "aten::matmul", "aten::einsum", "aten::conv1d", "aten::conv2d", "aten::conv3d")
 """Operators that call the one that computes, whose own time is that of the call."""
 _RECURRENT = "lstm|gru|rnn"

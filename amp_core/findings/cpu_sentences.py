@@ -18,7 +18,6 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.cpu_families import (
-    VIEWS,
     dominant_size,
     family,
     large_tensors,
@@ -46,6 +45,7 @@ from amp_core.findings.cpu_parts import (
     without_loading,
     without_onednn,
 )
+from amp_core.findings.signals import facts
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 from amp_core.traces.operators import is_range
@@ -75,7 +75,7 @@ def cpu_sentence(run: Run) -> str:
     sentence = _beside_operators(run, longest_us, operators)
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
-    further = f"{_cold(run, everything)}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
+    further = f"{_cold(run)}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
     return f"The trace contains no device activity: on the CPU, {sentence}{further}"
 
 
@@ -83,21 +83,26 @@ MIN_COLD_FRAC = 0.05
 """Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls."""
 
 
-def _cold(run: Run, rows: pd.DataFrame) -> str:
-    """That first calls take long, or a view, as it does in its first call alone, as a further sentence; else empty."""
+def _cold(run: Run) -> str:
+    """That first calls take long, or one call of a view, as a further sentence; else empty."""
     count, us, of_us = numbers_of_import(run, "first_sizes", "count", "us", "of_us")
     if count >= 1 and 0 < us <= of_us and not numbers_of_import(run, "slow_calls", "us")[0] > 0:
         return (
             f" First calls on {count:,.0f} sizes take {number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of "
             "operators beyond later ones on the same sizes: profile after a warm-up."
         )
-    views = rows[rows["name"].str.contains(VIEWS) & (rows["phase"] != "data")]
-    longest_us = float(views["longest_us"].max()) if len(views) else 0.0
+    longest_us, place = numbers_of_import(run, "long_view", "us", "place")
     if not longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0:
         return ""
-    name = views["name"].iloc[int(views["longest_us"].to_numpy().argmax())]
+    name = str(facts(run.head.config, "long_view").get("op"))
     took = f"One call of {name}, which computes nothing, takes {number(longest_us / 1e3, 'ms')}"
+    if place > MAX_FIRST_PLACE:
+        return f" {took}, {place - 1:,.0f} calls after its first one: its thread was interrupted."
     return f" {took}: these are first calls, so profile after a warm-up."
+
+
+MAX_FIRST_PLACE = 3
+"""Calls of an operator up to which one may be its first in some way, as on another type."""
 
 
 def _of_gpu(run: Run) -> str:

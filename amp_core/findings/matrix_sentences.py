@@ -6,7 +6,9 @@ matrix_work(run, savings)   # MatrixWork(shares='55.0 %', where=', on tensor cor
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
+from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.kernels import (
     MIN_KIND_FRAC,
     MatrixKinds,
@@ -50,7 +52,10 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     kinds = matrix_kinds(rows["total_us"], rows["category"] == "attention")
     its = "its" if len(kinds.fracs) == 1 else "their"
     cores, _ = core_names(cost.device_name)
-    at = f" at {percent(savings.peak_frac)} of the peak rate" if savings.peak_frac is not None else _rate(savings, its)
+    at = _rate(savings, its)
+    if savings.peak_frac is not None:
+        of = _counted_alone(run, rows) if len(kinds.fracs) > 1 else ""
+        at = f"{of} at {percent(savings.peak_frac)} of the peak rate"
     on = rows["total_us"].where(rows["tensor_core"] == "yes", 0.0).groupby(rows["category"] == "attention").sum()
     of_kinds = rows["total_us"].groupby(rows["category"] == "attention").sum()
     told = of_kinds >= MIN_KIND_FRAC * float(of_kinds.sum())
@@ -65,6 +70,21 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
         kernel=str(by_name.idxmax()) if len(by_name) else "",
         kernel_frac=float(by_name.max() / by_name.sum()) * frac if len(by_name) else 0.0,
     )
+
+
+def _counted_alone(run: Run, rows: pd.DataFrame) -> str:
+    """The one of two kinds of products of which operations can be counted, as part of a sentence; empty for both."""
+    ops, of_attention = matrix_ops(run), set(rows["name"][rows["category"] == "attention"])
+    is_attention = ops["kernel"].isin(of_attention)
+    us, known_us = (of.groupby(is_attention)["total_us"].sum() for of in (ops, ops[ops["of_peak_frac"].notna()]))
+    counted = {kind for kind, whole in us.items() if known_us.get(kind, 0.0) >= MIN_COUNTED_FRAC * whole}
+    if len(counted) != 1:
+        return ""
+    return ", attention" if counted.pop() else ", GEMM/conv"
+
+
+MIN_COUNTED_FRAC = 0.5
+"""Share of the time of a kind of products whose operations are counted from which the rate is that of the kind."""
 
 
 def _rate(savings: Savings, its: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import longest_named
+from amp_core.analysis.performance.idle_savings import VALUES_COPIED, longest_named
 from amp_core.analysis.performance.kernels import (
     is_matrix,
     kernel_rows,
@@ -222,7 +222,8 @@ def _first_sentence(run: Run) -> str:
         is_first = writes is not None and writes.frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
         first = f"{writes.sentence} " if writes is not None and is_first else ""
         whole += f" {writes.sentence}" if writes is not None and not is_first else ""
-        saving = f"argest possible saving: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
+        known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
+        saving = f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"{first}One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
@@ -261,11 +262,20 @@ MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.4, 0.1
 """The second largest saving is told with the largest from that share of it and of the step on."""
 
 
+def _is_larger_unsure(savings: Savings) -> bool:
+    """Whether a saving that is not sure is larger than the first one."""
+    return any(one.saved_us > savings.ranked[0].saved_us and not one.is_sure for one in savings.ranked)
+
+
 def _next(savings: Savings) -> str:
     """The second largest saving as a sentence, if it is about as large; else empty."""
     if len(savings.ranked) < 2:
         return ""
     first, second = savings.ranked[:2]
+    if VALUES_COPIED in first.what and second.code in ("host-syncs", "copies"):  # one copy makes both of them one
+        return ""
+    if second.saved_us > first.saved_us and not second.is_sure:
+        return f" {second.what}."
     if second.rank_us < MIN_NEXT_RATIO * first.rank_us or second.share < MIN_NEXT_FRAC or not second.is_sure:
         return ""
     if first.late_ranks:  # what makes them late

@@ -351,6 +351,11 @@ TABLES: dict[str, Table] = {
                     "part of idle_us, in gaps below 300 µs, in which the host had not launched the next kernel",
                 ),
                 _column(
+                    "longer_gap_steps",
+                    "f",
+                    "steps of the window with longer gaps of that kind; null where no steps are marked",
+                ),
+                _column(
                     "idle_between_waits_us",
                     "f",
                     "part of idle_us in which the host had not launched the next kernel, with few launches from one of "

@@ -36,7 +36,7 @@ from amp_core.traces.events import (
     TraceEvents,
     Work,
 )
-from amp_core.traces.rocprof import torchs_event
+from amp_core.traces.rocprof import torchs_events
 
 MAX_EVENTS = 40_000_000
 
@@ -131,8 +131,9 @@ class _Collector:
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
         events.metric_ranges += category == METRIC_RANGE
         if kind is None and "cat" not in event:
-            if (made := torchs_event(event, events.process_names)) is not None:
-                self.add(made)
+            if made := torchs_events(event, events.process_names):
+                for one in made:
+                    self.add(one)
                 return
             kind = _npu_kind(self._npu, event)
         if kind is None or event.get("name") == DISPATCH_MODE:
@@ -338,10 +339,13 @@ def _check_content(events: TraceEvents, functions: int) -> None:
                 f"the trace has no operator and no kernel, only {count} of Python: this process computes nothing; "
                 "record the one that does, as the engine or a worker of a server"
             )
-        if any(STEP.match(events.texts[name]) for name in set(events.spans.name)):
+        steps = [number for number, name in enumerate(events.spans.name) if STEP.match(events.texts[name])]
+        if steps:
+            longest_us = max(events.spans.end[number] - events.spans.start[number] for number in steps)
+            export = ", and export in on_trace_ready, since a profiler is empty after its last active step"
             raise RunError(
                 "the trace has marked steps, but no operator and no kernel in them: call prof.step() after the work of "
-                "each step, and export in on_trace_ready, since a profiler is empty after its last active step"
+                f"each step{export if longest_us >= LEAST_STEP_US else ''}"
             )
         marked = ", only marked ranges" if len(events.spans) else ""
         raise RunError(
@@ -350,6 +354,8 @@ def _check_content(events: TraceEvents, functions: int) -> None:
         )
 
 
+LEAST_STEP_US = 1000.0
+"""In a shorter step without work nothing ran, whenever the trace was exported."""
 MAX_DUPLICATE_FRAC = 0.1
 
 

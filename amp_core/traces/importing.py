@@ -170,6 +170,7 @@ _FOUND = (
         "growing_rows",
         "operator_loop",
         "first_sizes",
+        "long_view",
         "compilations",
         "slow_device",
     ),

@@ -134,7 +134,18 @@ def _optimizer_steps(events: TraceEvents, host: Host) -> list[tuple[float, float
         ends = ends[::-1][:: _steps_per_iteration(events, host, outermost)][::-1]
     if len(ends) <= MIN_OPTIMIZER_STEPS:
         return []
-    return [(start, end, number) for number, (start, end) in enumerate(itertools.pairwise(ends), start=1)]
+    steps = [(start, end, number) for number, (start, end) in enumerate(itertools.pairwise(ends), start=1)]
+    return steps[1:] if _begins_cold(steps) else steps
+
+
+def _begins_cold(steps: list[tuple[float, float, int]]) -> bool:
+    """Whether the first step is far longer than the others: it begins with what the first iteration does last, as the
+    first value that is read."""
+    first_us, *others_us = [end - start for start, end, _ in steps]
+    return len(others_us) >= MIN_OTHER_STEPS and first_us > MAX_FIRST_RATIO * float(np.median(others_us))
+
+
+MIN_OTHER_STEPS, MAX_FIRST_RATIO = 4, 2.0
 
 
 def _steps_per_iteration(events: TraceEvents, host: Host, optimizers: list[int]) -> int:

@@ -43,6 +43,15 @@ _CATEGORY_PATTERNS = tuple(
 )
 
 
+VIEWS = "aten::(?:t|transpose|view|expand|permute|select|slice|as_strided|unsqueeze|squeeze|detach)$"
+"""Operators that compute nothing and move nothing."""
+
+
+def is_view(name: str) -> bool:
+    """Whether an operator computes nothing and moves nothing."""
+    return re.match(VIEWS, name) is not None
+
+
 @functools.lru_cache(maxsize=4096)
 def operator_category(name: str) -> str:
     """One of `amp_core.hardware.kernel_names.CATEGORIES`."""

@@ -39,7 +39,7 @@ class Passes:
     first_us: float
     """From the first launch to that of the second pass."""
     others_us: float
-    """Mean of the others, from first launch to first launch; of the last, to the end of its work."""
+    """Mean of the others, from first launch to first launch; of a second and last one, to the end of its work."""
 
 
 def equal_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> int:
@@ -57,7 +57,8 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
     times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
     times[0] = max(times[0], windows[0].device_start)
     each = np.diff(times)
-    first_us, others_us = float(each[0]), float(each[1:].mean())
+    # After the last one may come what is launched once.
+    first_us, others_us = float(each[0]), float(each[1 : max(2, len(each) - 1)].mean())
     works_us = float(linked.own_us[launched[: begins[1]]].sum())
     if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum()), works_us / MAX_WORK_FRAC):
         return None

@@ -49,6 +49,7 @@ from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_times
+from amp_core.traces.long_views import LongView, long_view
 from amp_core.traces.loops import OperatorLoop, operator_loop
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
@@ -140,6 +141,7 @@ class Trace:
     compilations: Compilations | None = None
     slow_device: SlowDevice | None = None
     first_sizes: FirstSizes | None = None
+    long_view: LongView | None = None
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
@@ -364,6 +366,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         slow_device=slow_device(events, host, linked),
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
+        long_view=long_view(events, host, linked),
         operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         benchmarks=0 < events.convolutions == events.benchmarked,

@@ -1,10 +1,10 @@
 """Kernels, copies and calls in traces that AMD's `rocprof` writes for Chrome (`results.json`).
 
-    >>> torchs_event({"name": "gemm [clone .kd]", "pid": 7, "args": {"BeginNs": "12345", ...}, ...}, {"7": "GPU1"})
-    {'cat': 'kernel', 'name': 'gemm', 'ts': 12.345, ...}
+    >>> torchs_events({"name": "gemm [clone .kd]", "pid": 7, "args": {"BeginNs": "12345", ...}, ...}, {"7": "GPU1"})
+    [{'cat': 'kernel', 'name': 'gemm', 'ts': 12.345, ...}, {'cat': 'hip_runtime', 'name': 'dispatch', ...}]
 
 Its events have no category: the names of their processes tell what they are (`GPU0`, `COPY`, `CPU HIP API`), and their
-arguments when they began and ended, in nanoseconds as text. It records no operators of torch.
+arguments when they were dispatched, began and ended, in nanoseconds as text. It records no operators of torch.
 """
 
 import re
@@ -22,22 +22,40 @@ AGENTS = "otherData"
 MAX_AGENTS = 256
 
 
-def torchs_event(event: Mapping[str, Any], processes: Mapping[str, str]) -> dict[str, Any] | None:
-    """An event as torch.profiler would write it; None if it is not one of rocprof's. `processes`: their names."""
+DISPATCH = "dispatch"
+"""The name of the launch of a kernel, of which its arguments tell no more than when."""
+
+
+def torchs_events(event: Mapping[str, Any], processes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """An event as torch.profiler would write it, with the launch of a kernel; none if it is not one of rocprof's.
+    `processes`: their names."""
     arguments, name = event.get("args"), event.get("name")
     if not isinstance(arguments, dict) or not isinstance(name, str) or "BeginNs" not in arguments:
-        return None
+        return []
     began, ended = (_number(arguments.get(key)) for key in ("BeginNs", "EndNs"))
     process = processes.get(str(event.get("pid"))[:40], "")
     if began is None or ended is None:
-        return None
+        return []
     made = dict(event) | {"ts": began / 1e3, "dur": (ended - began) / 1e3}
     if (device := _DEVICE.match(process)) is not None:
         stream = {"device": int(device[1]), "stream": _number(arguments.get("queue-id"))}
-        return made | {"cat": "kernel", "name": _SUFFIX.sub("", name), "args": stream}
+        kernel = made | {"cat": "kernel", "name": _SUFFIX.sub("", name), "args": stream}
+        return (
+            [kernel] if (dispatched := _number(arguments.get("DispatchNs"))) is None else _launched(kernel, dispatched)
+        )
     if _COPIES.match(process):
-        return made | {"cat": "gpu_memcpy", "args": {"device": _number(arguments.get("dev-id"))}}
-    return made | {"cat": "hip_runtime", "args": {}} if _CALLS.match(process) else None
+        return [made | {"cat": "gpu_memcpy", "args": {"device": _number(arguments.get("dev-id"))}}]
+    return [made | {"cat": "hip_runtime", "args": {}}] if _CALLS.match(process) else []
+
+
+def _launched(kernel: dict[str, Any], dispatched: int) -> list[dict[str, Any]]:
+    """A kernel with its launch. They are linked by when that was, which no two kernels have in common."""
+    link = {"correlation": dispatched}
+    launch = {"ph": "X", "cat": "hip_runtime", "name": DISPATCH, "pid": DISPATCH, "tid": kernel.get("tid")}
+    return [
+        launch | {"ts": dispatched / 1e3, "dur": 0, "args": link},
+        kernel | {"args": kernel["args"] | link},
+    ]
 
 
 def devices(agents: object) -> list[dict[str, Any]]:

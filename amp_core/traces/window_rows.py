@@ -369,6 +369,7 @@ def _idle_columns(
         "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
         "idle_graph_us": causes.graph_us,
         "idle_dispatch_us": causes.dispatch_us,
+        "longer_gap_steps": _steps_with(host, causes.host, spans),
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
         "host_call": in_calls.names if in_calls else None,
@@ -378,6 +379,15 @@ def _idle_columns(
         "alone_loading_us": times.total(loading),
         "reach_frac": reach_frac(replay, linked.own_us[selected]) if is_idle else None,
     }
+
+
+def _steps_with(host: Host, gaps: times.Intervals, spans: _Spans) -> int | None:
+    """In how many steps of the host a gap begins; None without marks of steps."""
+    starts = np.array([start for start, _, _ in host.steps])
+    if not len(starts):
+        return None
+    began = gaps[0][(gaps[0] >= spans.low) & (gaps[0] < spans.high)]
+    return len(np.unique(np.searchsorted(starts, began, side="right")))
 
 
 MIN_IDLE_FRAC = 0.1

@@ -85,6 +85,10 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     that a causal mask leaves out if the kernel's name tells one), flops_per_s, and of_peak_frac (of the data
     sheet's dense rate), NaN if the input shapes or the device are unknown.
     """
+    return run.cached_frame(["kernels", "windows"], _matrix_ops, step)
+
+
+def _matrix_ops(run: Run, step: int | None) -> pd.DataFrame:
     rows = kernel_rows(run, step)
     total = float(rows["total_us"].sum())
     cpu = on_cpu(rows)

@@ -22,6 +22,7 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
 
+VALUES_COPIED = "bytes on average to the host"
 GRAPH_START = "for a captured graph to start"
 MAX_SHORT_US = 30.0
 """Longer kernels are not named as short ones: a few launches fit into each, so the gaps are not due to their length."""
@@ -81,11 +82,11 @@ def idle_savings(
     in_calls = call_us >= host / 2 > 0
     launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
-    short = launch_bound and mean_us < MAX_SHORT_US
+    short = launch_bound and len(computing) > 0 and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
     tiny, tiny_bytes = tiny_copies(run)
-    each = f"{tiny_bytes:.0f} bytes on average to the host"
+    each = f"{tiny_bytes:.0f} {VALUES_COPIED}"
     copying = f", with {tiny:,.0f} copies of {each}" if tiny and launch_bound else ""
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels += f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
@@ -96,7 +97,11 @@ def idle_savings(
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
     longer = host - dispatch - loading_us - (lead if lead >= SHORT_LEAD_US else 0.0)  # the lead is told apart
-    if launch_bound and longer >= max(MIN_LONGER_FRAC * host, MIN_SAVED_FRAC * cost.step_us):
+    if (
+        launch_bound
+        and _in_most_steps(windows)
+        and longer >= max(MIN_LONGER_FRAC * host, MIN_SAVED_FRAC * cost.step_us)
+    ):
         outside = f", {number(longer / 1e3, 'ms')} of it in {LONGER_GAPS}"
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
@@ -142,6 +147,14 @@ def _one_gap(windows: pd.DataFrame, idle_us: float) -> str:
     return f", {number(us / 1e3, 'ms')} {IN_ONE_GAP}"
 
 
+def _in_most_steps(windows: pd.DataFrame) -> bool:
+    """Whether longer gaps are in most steps, and not in a first one alone; also where that is not known."""
+    known = windows[windows["longer_gap_steps"].notna() & (windows["steps"] > 0)]
+    return known.empty or float(known["longer_gap_steps"].sum()) >= MIN_STEPS_FRAC * float(known["steps"].sum())
+
+
+MIN_STEPS_FRAC = 0.5
+"""Share of the steps with longer gaps from which these are told: fewer are a start, or a step that is told as long."""
 IN_ONE_GAP = "of it in one gap"
 MIN_ONE_GAP_FRAC = 0.5
 """Share of idle time in one piece from which that is told where nothing else accounts for it."""

@@ -75,6 +75,7 @@ _WINDOW_NUMBERS = (
     "host_outside_us",
     "alone_loading_us",
     "longest_idle_us",
+    "longer_gap_steps",
     "reach_frac",
 )
 

@@ -39,6 +39,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
+from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
     Saving,
@@ -151,7 +152,7 @@ def _possible_savings(run: Run) -> Savings | None:
             for saving in (
                 *_types(_without_stalls(counted), cost, rates, steps, unit, has_tensor_cores=has_cores),
                 *_slow(run, cost, rates, steps, unit),
-                *_memory_bound(counted, cost, steps, unit),
+                *_memory_bound(counted, cost, rates, steps, unit),
                 _layouts(counted, cost, steps, unit),
                 _layout_copies(counted, cost, steps, unit),
             )
@@ -380,6 +381,8 @@ SCATTERS = r"::_?index_(?:put|add|copy)|(?<!reduce_)scatter|embedding_dense_back
 memory is saved."""
 _AT_RANDOM = r"::(?:normal|uniform|random|exponential|cauchy|log_normal|geometric)_?$"
 """Operators that fill tensors at random: their time goes to computing, and what reads them comes later."""
+_GENERATORS = "distribution_(?:elementwise|nullary)"
+"""In the names of the kernels that do so."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
@@ -398,18 +401,22 @@ def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
     return ops.where(~plain.isin(set(ops)), plain)
 
 
-def _memory_bound(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> list[Saving]:
+def _memory_bound(rows: pd.DataFrame, cost: StepCost, rates: Rates | None, steps: float, unit: str) -> list[Saving]:
     # Other libraries' kernels already do several operators' work.
     by_torch = rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     by_torch &= ~rows["name"].str.contains("triton", regex=False)
-    return [_unfused(rows, by_torch, cost, steps, unit), _optimizer(rows[by_torch], cost, steps, unit)]
+    is_slow = far_below_memory(rows, rates.gb_per_s if rates else None)
+    unfused = _unfused(rows, by_torch & ~is_slow, cost, steps, unit)
+    return [unfused, _optimizer(rows[by_torch], cost, steps, unit)]
 
 
 def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, steps: float, unit: str) -> Saving:
     """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
     bound = bound[bound["phase"] != "optimizer"]
-    bound = bound[~bound["name"].str.contains(_POOLS) & ~bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")]
+    others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
+    others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
+    bound = bound[~others_work]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
     apart = ""

@@ -49,6 +49,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     """`exposed-communication`: communication with nothing beside it."""
     if on_cpu(kernel_rows(run)):
         return cpu_waits_for_ranks(run)
+    if not saving_finding(run, "exposed-communication"):
+        return []
     rows = collective_rows(run)
     exposed = rows.groupby("name")["alone_us"].sum()
     name = str(exposed.idxmax()) if exposed.sum() > 0 else ""

@@ -4,11 +4,19 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import longest_named
-from amp_core.analysis.performance.kernels import TO_HOST, ZEROING, is_compiled_in_part, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import (
+    TO_HOST,
+    ZEROING,
+    is_compiled_in_part,
+    kernel_rows,
+    tiny_copies,
+    window_rows,
+)
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, created_on_device
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
+from amp_core.findings.trace_launches import ONE_COPY
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
 
@@ -50,7 +58,9 @@ def copies(run: Run) -> list[Finding]:
             remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
         elif "Pageable" in findings[0].where and _is_in_few(run, findings[0].where):
             remedy = _TO_HOST_AT_ONCE
-        if trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
+        if tiny_copies(run)[0]:
+            remedy = ONE_COPY
+        elif trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
             remedy = _STATE
     elif way == "within the device" and is_compiled_in_part(run):
         remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED
