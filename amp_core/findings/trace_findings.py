@@ -262,6 +262,10 @@ MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.4, 0.1
 """The second largest saving is told with the largest from that share of it and of the step on."""
 
 
+_OF_VALUES = {"launch-bound", "host-syncs", "copies"}
+"""Savings that are one where values are copied to the host one by one."""
+
+
 def _is_larger_unsure(savings: Savings) -> bool:
     """Whether a saving that is not sure is larger than the first one."""
     return any(one.saved_us > savings.ranked[0].saved_us and not one.is_sure for one in savings.ranked)
@@ -272,7 +276,7 @@ def _next(savings: Savings) -> str:
     if len(savings.ranked) < 2:
         return ""
     first, second = savings.ranked[:2]
-    if VALUES_COPIED in first.what and second.code in ("host-syncs", "copies"):  # one copy makes both of them one
+    if VALUES_COPIED in first.what + second.what and {first.code, second.code} <= _OF_VALUES:  # one copy ends both
         return ""
     if second.saved_us > first.saved_us and not second.is_sure:
         return f" {second.what}."

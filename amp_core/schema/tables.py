@@ -452,6 +452,7 @@ TABLES: dict[str, Table] = {
                     "s",
                     "operator in which the host waited before most of idle_sync_us; null outside operators",
                 ),
+                _column("idle_syncs", "f", "synchronizations after which idle_sync_us lies"),
                 _column("idle_sync_op_us", "f", "part of idle_sync_us after its waits"),
                 _column(
                     "idle_wait_op",

@@ -48,12 +48,16 @@ def torchs_events(event: Mapping[str, Any], processes: Mapping[str, str]) -> lis
     return [made | {"cat": "hip_runtime", "args": {}}] if _CALLS.match(process) else []
 
 
+_ONE_NS = 1e-3
+"""How long a dispatch lasts, in microseconds: a launch of no length at all is one whose call is not known."""
+
+
 def _launched(kernel: dict[str, Any], dispatched: int) -> list[dict[str, Any]]:
     """A kernel with its launch. They are linked by when that was, which no two kernels have in common."""
     link = {"correlation": dispatched}
     launch = {"ph": "X", "cat": "hip_runtime", "name": DISPATCH, "pid": DISPATCH, "tid": kernel.get("tid")}
     return [
-        launch | {"ts": dispatched / 1e3, "dur": 0, "args": link},
+        launch | {"ts": dispatched / 1e3, "dur": _ONE_NS, "args": link},
         kernel | {"args": kernel["args"] | link},
     ]
 

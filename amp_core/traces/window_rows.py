@@ -362,6 +362,7 @@ def _idle_columns(
         columns |= {column: name, f"{column}_us": us}
     return columns | {
         "idle_sync_us": causes.sync_us,
+        "idle_syncs": int(((after_us > 0) & ~trace.repeated).sum()),
         "idle_profiling_us": profiling_us(events, held),
         "idle_wait_us": causes.wait_us,
         "idle_wait_lost_us": causes.lost_us,

@@ -97,3 +97,16 @@ def test_agents_of_other_kinds_are_no_gpus(tmp_path):
 def test_a_trace_without_any_of_these_is_refused(tmp_path):
     with pytest.raises(RunError, match="no operator and no kernel"):
         read_trace(trace_of(tmp_path, event("<barrier packet>", 1060, 9, 518)))
+
+
+@pytest.mark.parametrize(
+    ("dispatched_us", "code"), [(1_990, "host-bound"), (1_100, "kernel-wait"), (None, "unexplained-idle")]
+)
+def test_when_a_kernel_was_dispatched_tells_whether_the_host_was_late(tmp_path, dispatched_us, code):
+    later = {"DispatchNs": str(1000 * dispatched_us)} if dispatched_us else {}
+    events = [*kernels(), event(GEMM, 2_000, 90, GPU, **{"queue-id": "3"}, **later)]
+    if dispatched_us:
+        for number, one in enumerate(events[:-1]):
+            one["args"]["DispatchNs"] = str(100 * number + 1)
+    run = load_run(import_traces([trace_of(tmp_path, *events)], tmp_path / "run"))
+    assert code in [f.code for f in diagnose(run)]

@@ -50,11 +50,9 @@ def idle_savings(
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
     where, in_syncs = _syncing(windows, "idle_sync_op", sync * steps)
     _, in_waits = _syncing(windows, "idle_wait_op", wait * steps)
-    number_of = (
-        f"{mean_count(cost.syncs)} synchronization{'s' if cost.syncs != 1 else ''}"
-        if cost.syncs
-        else "synchronizations"
-    )
+    number_of = _number_of_syncs(cost.syncs)
+    before_idle = windows["idle_syncs"].sum(min_count=len(windows)) / steps  # not in runs of older versions
+    before_idle = _number_of_syncs(float(before_idle) if before_idle > 0 else cost.syncs)
     unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
     if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
@@ -86,8 +84,8 @@ def idle_savings(
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
     tiny, tiny_bytes = tiny_copies(run)
-    each = f"{tiny_bytes:.0f} {VALUES_COPIED}"
-    copying = f", with {tiny:,.0f} copies of {each}" if tiny and launch_bound else ""
+    of_values = f", with {tiny:,.0f} copies of {tiny_bytes:.0f} {VALUES_COPIED}" if tiny else ""
+    copying = of_values if launch_bound else ""
     if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
         kernels += f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
@@ -124,10 +122,17 @@ def idle_savings(
                before_us=lead + lead_data,
                is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
-               f"after {number_of} with the host{in_syncs}", where or "synchronizing calls"),
+               f"after {before_idle} with the host{in_syncs}{of_values}", where or "synchronizing calls"),
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
+
+
+def _number_of_syncs(number_of: float | None) -> str:
+    """`2 synchronizations`."""
+    if not number_of:
+        return "synchronizations"
+    return f"{mean_count(number_of)} synchronization{'s' if number_of != 1 else ''}"
 
 
 def unknown_host(run: Run) -> str:

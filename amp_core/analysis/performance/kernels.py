@@ -49,6 +49,7 @@ _WINDOW_NUMBERS = (
     "sync_us",
     "rank",
     "idle_sync_us",
+    "idle_syncs",
     "idle_wait_us",
     "idle_wait_lost_us",
     "idle_latency_us",

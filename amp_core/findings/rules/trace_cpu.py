@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.idle_savings import IN_ONE_GAP
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
@@ -63,7 +63,24 @@ def cpu_waits_for_data(run: Run) -> list[Finding]:
     part = loading_part(run) if len(_rows(run)) and worker_part(run) is None else None
     if part is None:
         return []
-    return [cpu_finding(run, part, _LOADERS.get(str(run.head.config.get("loader")), _LOADERS["own process"]))]
+    remedy = _LOADERS.get(str(run.head.config.get("loader")), _LOADERS["own process"])
+    return [cpu_finding(run, part, SMALL_BATCHES if has_small_batches(run) else remedy)]
+
+
+def has_small_batches(run: Run) -> bool:
+    """Whether worker processes load batches in little more than it takes to pass one to the loop's process."""
+    windows = window_rows(run)
+    us, steps = (float(windows[name].fillna(0.0).sum()) for name in ("data_us", "steps"))
+    return run.head.config.get("loader") == "workers" and 0 < us <= MAX_PASSING_US * steps
+
+
+MAX_PASSING_US = 1000.0
+"""To receive a batch from a worker process takes some hundred microseconds: a message, and shared memory to map."""
+SMALL_BATCHES = Remedy(
+    "Faster arithmetic does not help here. A batch comes in less than 1 ms, and passing it from a worker process "
+    "takes about as long: load such small batches in the loop's own process, or keep all of the data on the device.",
+    "data = data.to(device)   # once; batch = data[indices] in the loop, without a DataLoader",
+)
 
 
 _LOADERS = {

@@ -9,7 +9,7 @@ from amp_core.analysis.performance.kernels import kernel_rows, mostly_misclocked
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.rules.trace_cpu import cpu_waits_for_data
+from amp_core.findings.rules.trace_cpu import SMALL_BATCHES, cpu_waits_for_data, has_small_batches
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.hardware.gpus import is_amd
@@ -154,6 +154,7 @@ def waiting_for_data(run: Run) -> list[Finding]:
     if not findings:
         return cpu_waits_for_data(run)
     if (remedy := _LOADERS.get(str(run.head.config.get("loader")))) is not None:
+        remedy = SMALL_BATCHES if has_small_batches(run) else remedy
         findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet or f.snippet) for f in findings]
     if not kernel_rows(run, everything=True)["name"].str.contains("Pinned -> Device", regex=False).any():
         return findings
