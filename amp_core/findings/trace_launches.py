@@ -257,6 +257,13 @@ ONE_COPY = Remedy(
     "whole tensor once, or reduce it on the device.",
     "values = x.tolist()   # one copy, instead of x[i].item() or x[i].cpu() in a loop",
 )
+SORTED_ANEW = Remedy(
+    "A product with a sparse matrix that is not coalesced sorts its entries anew, and the host waits for their number; "
+    "a transposed one is not coalesced. Coalesce it once, or keep it as CSR.",
+    "weight = weight.t().coalesce()   # once, before the loop; or weight.to_sparse_csr()",
+)
+COALESCE = "aten::_coalesce"
+"""The operator that does so."""
 _WAITS = "Faster arithmetic does not help while the GPU waits."
 _WAITS_ELSEWHERE = "Faster arithmetic does not help while the device waits."
 _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'

@@ -176,3 +176,15 @@ def test_a_saving_of_unknown_cause_that_is_larger_is_told_with_the_first(tmp_pat
     sentence = first_sentence(run_of(tmp_path, trace))
     assert sentence.startswith("Largest possible saving of known cause:")
     assert "although work is queued, and nothing in the trace shows what it waits for" in sentence
+
+
+def test_a_sparse_matrix_that_is_sorted_anew_is_told(tmp_path):
+    trace = Made()
+    for n in range(4):
+        at = 1_000 * n
+        trace.op("aten::_coalesce", at, 900)
+        trace.kernel(made.RELU, at + 800, 20, at + 5)
+        trace.event("call", "cudaStreamSynchronize", at + 20, 802, 1, correlation=7)
+    found = [f for f in diagnose(run_of(tmp_path, trace)) if f.code in ("kernel-wait", "host-syncs")]
+    assert "aten::_coalesce" in found[0].title
+    assert all("sorts its entries anew" in f.advice for f in found)

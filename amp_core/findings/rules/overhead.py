@@ -13,7 +13,7 @@ from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
-from amp_core.findings.trace_launches import ONE_COPY, launch_bound_of_trace, waits_for_device
+from amp_core.findings.trace_launches import COALESCE, ONE_COPY, SORTED_ANEW, launch_bound_of_trace, waits_for_device
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -171,6 +171,7 @@ _SYNC_REMEDIES = {
         "y = torch.where(mask, x, 0.0)   # instead of x[mask]",
     ),
 }
+_SYNC_REMEDIES |= {COALESCE: SORTED_ANEW}
 _SYNC_REMEDIES |= {"aten::item": _SYNC_REMEDIES["aten::_local_scalar_dense"]}
 _SYNC_REMEDIES |= dict.fromkeys(("aten::to", "aten::_to_copy"), _SYNC_REMEDIES["aten::copy_"])
 _SYNCS_OF_INFERENCE = dict.fromkeys(

@@ -12,6 +12,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import SMALL_BATCHES, cpu_waits_for_data, has_small_batches
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
+from amp_core.findings.trace_launches import COALESCE, SORTED_ANEW
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import duration, number
@@ -229,6 +230,8 @@ def kernel_wait(run: Run) -> list[Finding]:
         remedy: Remedy | None = _GRAPH_LATE_AGAIN if again else _GRAPH_LATE
     else:
         remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if has_all_ranks(run) else None
+    if findings and COALESCE in findings[0].title:
+        remedy = SORTED_ANEW
     told = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
     return for_what_runs(run, told)
 
