@@ -25,9 +25,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
+import contextlib
 import json
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -35,6 +39,9 @@ from amp_core import Run, load_run
 from tests.processor_time import ProcessorTime
 from tests.run_folders import HEAD
 from tests.synthetic import SAMPLES, write_all
+
+if TYPE_CHECKING:
+    from tests.findings.zoo import Case
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -162,6 +169,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """Every synthetic run, written once for all tests, and the sample runs, by name."""
     paths = write_all(tmp_path_factory.mktemp("runs")) | {f"sample {name}": path for name, path in SAMPLES.items()}
     return {name: load_run(path) for name, path in paths.items()}
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[["Case", Path], None]:
+    """Writes the run of a fault of the zoo into a folder. It is made once for all tests and processes, and copied."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def write(case: "Case", into: Path) -> None:
+        kept = root / "planted" / case.name
+        if not kept.exists():
+            made = Path(tempfile.mkdtemp(dir=root))
+            case.write(made / case.name, True)
+            kept.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                (made / case.name).rename(kept)
+        shutil.copytree(kept, into, symlinks=True)
+
+    return write
 
 
 @pytest.fixture

@@ -57,6 +57,11 @@ def _missing_kernels(config: Mapping[str, Any]) -> str:
     missing, launches = config.get("launches_without_work"), config.get("kernel_launches")
     if not isinstance(missing, int) or not isinstance(launches, int) or missing < MIN_MISSING_FRAC * launches:
         return ""
+    if config.get("last_without_work") is True:
+        return (
+            f"The last {missing:,} of {launches:,} launches have no kernel in the trace: the recording ended before "
+            "the device ran them. What follows is of the others."
+        )
     return (
         f"{missing:,} of {launches:,} launches have no kernel in the trace, which the profiler dropped or did not "
         "record: what follows is of the others."

@@ -130,16 +130,18 @@ def _correlation(work: Work) -> Ints:
     return np.where(correlation == 0, -1, correlation) if (correlation == 0).sum() > 1 else correlation
 
 
-def launches_without_work(events: TraceEvents) -> tuple[int, int]:
-    """How many launches of kernels lack their kernel in the trace, and how many there are; zeros where kernels name no
-    launch, and with captures of graphs, whose launches run nothing."""
+def launches_without_work(events: TraceEvents) -> tuple[int, int, bool]:
+    """How many launches of kernels lack their kernel in the trace, how many there are, and whether it is the last ones
+    that lack it; zeros where kernels name no launch, and with captures of graphs, whose launches run nothing."""
     matches = np.array([_KERNEL_LAUNCH.search(text) is not None for text in events.texts], dtype=bool)
     captures = any(_CAPTURE.search(text) for text in events.texts)
-    correlation = np.asarray(events.calls.correlation)[matches[np.asarray(events.calls.name, dtype=np.int64)]]
+    launches = matches[np.asarray(events.calls.name, dtype=np.int64)]
+    correlation, start = np.asarray(events.calls.correlation)[launches], np.asarray(events.calls.start)[launches]
     missing = (correlation >= 0) & ~np.isin(correlation, np.asarray(events.work.correlation))
     if captures or missing.all():
-        return 0, 0
-    return int(missing.sum()), len(correlation)
+        return 0, 0, False
+    are_last = bool(missing.any() and start[missing].min() > start[~missing].max())
+    return int(missing.sum()), len(correlation), are_last
 
 
 _KERNEL_LAUNCH = re.compile(r"^(?:cuda|cu|hip)(?:Module|Ext)?Launch(?:Cooperative)?Kernel")

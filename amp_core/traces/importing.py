@@ -139,7 +139,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         if (found := getattr(trace, name)) is not None:
             config[name] = dataclasses.asdict(found)
     if trace.launches_without_work[0]:
-        config["launches_without_work"], config["kernel_launches"] = trace.launches_without_work
+        missing, config["kernel_launches"], config["last_without_work"] = trace.launches_without_work
+        config["launches_without_work"] = missing
     if trace.first_calls:
         config["first_calls"] = trace.first_calls
     if trace.benchmarks:

@@ -152,7 +152,7 @@ class Trace:
     equal_passes: int = 0
     """How often the same launches repeat, in a trace without marked steps."""
     worker_times: WorkerTimes | None = None
-    launches_without_work: tuple[int, int] = (0, 0)
+    launches_without_work: tuple[int, int, bool] = (0, 0, False)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
     first_calls: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Operators whose first call takes nearly all of their time, and how long that call takes, microseconds."""

@@ -1,5 +1,6 @@
 """Each fault of the zoo is detected with the right code and place; its healthy twin has no findings."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from tests.findings.zoo import ZOO, Case
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
-def test_the_fault_is_reported_at_its_place(case: Case, tmp_path: Path) -> None:
-    case.write(tmp_path / "run", True)
+def test_the_fault_is_reported_at_its_place(case: Case, planted: Callable[[Case, Path], None], tmp_path: Path) -> None:
+    planted(case, tmp_path / "run")
     run = load_run(tmp_path / "run").salvaged()
     run.validate(full=True)  # else it could not be reported, exported or shared
     assert bool(run.damage()) == (case.code == "damaged-table")

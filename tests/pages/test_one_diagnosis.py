@@ -157,8 +157,8 @@ def test_every_page_of_each_sample(name, home, open_app, capsys):
 
 @pytest.mark.whole
 @pytest.mark.parametrize("case", ONE_PER_FAMILY, ids=lambda case: case.code)
-def test_every_page_of_a_fault_of_each_family(case, home, open_app, capsys):
-    case.write(home.runs / "a", True)
+def test_every_page_of_a_fault_of_each_family(case, planted, home, open_app, capsys):
+    planted(case, home.runs / "a")
     check_texts(home.runs / "a", capsys)
     check_pages(open_app, home.runs / "a", OF_A_RUN)
 
@@ -167,17 +167,17 @@ def test_each_module_of_rules_has_a_planted_fault():
     assert set(ONE_PER_MODULE) == set(MODULES.values())
 
 
-def test_a_run_whose_steps_were_not_recorded_says_why(home, open_app):
+def test_a_run_whose_steps_were_not_recorded_says_why(planted, home, open_app):
     (case,) = (case for case in ZOO if case.name == "no_steps")
-    case.write(home.runs / "a", True)
+    planted(case, home.runs / "a")
     assert load_run(home.runs / "a").steps.empty
     check_pages(open_app, home.runs / "a", ("pages/loss_scale.py", "pages/step_cost.py"))
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("module", ONE_PER_MODULE)
-def test_overview_and_the_page_of_the_evidence_of_a_fault_of_each_module(module, home, open_app):
-    ONE_PER_MODULE[module].write(home.runs / "a", True)
+def test_overview_and_the_page_of_the_evidence_of_a_fault_of_each_module(module, planted, home, open_app):
+    planted(ONE_PER_MODULE[module], home.runs / "a")
     cause = diagnosis_of(home.runs / "a").cause
     assert cause is not None
     page, _ = PAGES.get(GUIDE[cause.code].page, (COMPARE, ""))
@@ -186,9 +186,9 @@ def test_overview_and_the_page_of_the_evidence_of_a_fault_of_each_module(module,
 
 @pytest.mark.whole
 @pytest.mark.parametrize("case", ZOO, ids=lambda case: case.name)
-def test_report_and_command_of_each_fault(case, tmp_path, capsys):
+def test_report_and_command_of_each_fault(case, planted, tmp_path, capsys):
     """Commands of every fault; a report, which draws all charts too, of one fault of each module of rules."""
-    case.write(tmp_path / "run", True)
+    planted(case, tmp_path / "run")
     check_texts(tmp_path / "run", capsys, in_report=ONE_PER_MODULE[MODULES[case.code]] is case)
 
 
