@@ -37,6 +37,8 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
         replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title and _is_outside(run) else f
         for f in (with_waits(run, f) for f in findings)
     ]
+    if facts(run.head.environment, "profiler").get("with_stack"):
+        findings = [replace(f, advice=f"{f.advice} {_SLOWED}") for f in findings]
     return findings if remedy is None else for_what_runs(run, findings)
 
 
@@ -79,6 +81,7 @@ def _longer(run: Run) -> str:
     return f"{_LONGER}: {look}, and move such work out of the loop."
 
 
+_SLOWED = "Stacks were recorded, which slows Python: time the program without the profiler first."
 _LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"

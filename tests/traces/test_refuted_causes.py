@@ -188,3 +188,9 @@ def test_a_sparse_matrix_that_is_sorted_anew_is_told(tmp_path):
     found = [f for f in diagnose(run_of(tmp_path, trace)) if f.code in ("kernel-wait", "host-syncs")]
     assert "aten::_coalesce" in found[0].title
     assert all("sorts its entries anew" in f.advice for f in found)
+
+
+@pytest.mark.parametrize("with_stack", [0, 1])
+def test_stacks_that_slow_the_launches_are_told(tmp_path, with_stack):
+    run = run_of(tmp_path, steps_of_short_kernels(()), with_stack=with_stack)
+    assert ("Stacks were recorded, which slows Python" in finding_of(run, "launch-bound").advice) == bool(with_stack)
