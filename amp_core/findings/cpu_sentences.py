@@ -139,12 +139,16 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_range, total = is_range(longest) and us.index.str.contains("::").any(), float(rows["total_us"].sum())
     is_fallback = longest.startswith(SLOW_CONVOLUTIONS) and not has_onednn(rows)
     advice = f" {without_onednn(rows, longest)}" if is_fallback else ""
+    calls, cost_us = _calls_in_range(run, longest) if in_range else (0.0, 0.0)
+    is_cost = in_range and cost_us >= MIN_COST_FRAC * longest_us
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest
+    what = f"{longest} beside its {calls:,.0f} operators" if is_cost else what
     what += _serving(rows, longest, total)
     whole, whole_us = "the operators' time", total
     if in_range and (in_all_us := wall_us(cpu_windows(run))) > 0:
         whole, whole_us = f"the {number(in_all_us / 1e3, 'ms')} from the first operator to the last", in_all_us
     sentence = f"{what} takes {percent(longest_us / whole_us)} of {whole} ({number(longest_us / 1e3, 'ms')})"
+    sentence += ", most of which is the same cost of calling these" if is_cost else ""
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
@@ -174,6 +178,19 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     if pace is not None:
         return largest_us, f"{sentence} {pace.what[0].upper()}{pace.what[1:]}."
     return largest_us, sentence
+
+
+MIN_COST_FRAC = 0.5
+"""Share of a range's own time in calling its operators from which it is that cost, and not Python's."""
+
+
+def _calls_in_range(run: Run, name: str) -> tuple[float, float]:
+    """The operators that lie directly in a range, and what calling these costs, microseconds; 0 where no cost of calls
+    is known."""
+    each_us, calls = numbers_of_import(run, "call_cost", "each_us", "in_range")
+    if facts(run.head.config, "call_cost").get("range_name") != name or not (each_us > 0 and calls > 0):
+        return 0.0, 0.0
+    return calls, each_us * calls
 
 
 MIN_PACE_FRAC = 0.25

@@ -55,7 +55,7 @@ _QUERIES = re.compile(
 """Calls that neither launch nor wait. They can outnumber all others, so only long ones are kept."""
 LONG_CALL_US = 50.0
 """Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
-_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
+LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(
     r"(?:aten::)?_?(?:cudnn_(?!is_acceptable)|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):|"
@@ -246,7 +246,7 @@ class _Collector:
         if item.duration < LONG_CALL_US and _QUERIES.search(item.name):
             return
         calls = self.events.calls
-        self.events.launches += _LAUNCHES.search(item.name) is not None
+        self.events.launches += LAUNCHES.search(item.name) is not None
         calls.start.append(item.start)
         calls.end.append(item.end)
         calls.thread.append(self._thread(item.event))

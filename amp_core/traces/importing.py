@@ -123,6 +123,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
+        if part.cause:
+            config["host_cause"] = part.cause
         if part.call:
             config |= {"host_held_op": part.call, "host_held_us": part.call_us}
     if trace.timed_op is not None:

@@ -1,0 +1,126 @@
+"""Statements on traces of a CPU, or of a host alone, that real traces refuted, and what has to be said instead."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.findings.zoo.cpu_traces import looping
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+
+def finding_of(run, code):
+    (finding,) = [f for f in diagnose(run) if f.code == code]
+    return finding
+
+
+SOLVER = ("aten::matmul", "aten::dot", "aten::div", "aten::mul", "aten::add")
+
+
+@pytest.mark.parametrize(
+    ("ops", "says", "snippet"),
+    [
+        (
+            ("aten::ge", "aten::lt", "aten::nonzero"),
+            "compute its passes at once, or each in fewer operators",
+            "inside =",
+        ),
+        (SOLVER, "compute each of its passes in fewer operators, or compile the loop", "torch.compile(one_pass)"),
+        ((*SOLVER, "aten::lt", "aten::is_nonzero"), "or compile the loop", "torch.compile(one_pass)"),
+    ],
+)
+def test_only_passes_that_compare_are_told_to_be_computed_at_once(tmp_path, ops, says, snippet):
+    """A solver's pass needs the one before, also where it tests whether to go on."""
+    run = run_of(tmp_path, looping(*ops, passes=60, rest_us=3000.0))
+    assert says in first_sentence(run)
+    assert snippet in finding_of(run, "operator-loop").snippet
+
+
+def heads(layers=6, selects=64, launched="cuLaunchKernel"):
+    """Layers, of which each selects slices in a loop, with a launch outside of operators after every second one."""
+    trace, at = Made(), 0.0
+    for _ in range(layers):
+        for number in range(selects):
+            trace.op("aten::select", at, 10)
+            if number % 2:
+                trace.event("call", launched, at + 11, 5, 1, correlation=int(at))
+            at += 20
+        for name in ("aten::linear", "aten::layer_norm"):
+            trace.op(name, at, 190)
+            at += 200
+    return trace
+
+
+def test_the_time_of_a_loop_is_that_of_passes_that_follow_one_another(tmp_path):
+    sentence = first_sentence(run_of(tmp_path, heads()))
+    assert (
+        "A loop of Python runs aten::select 384 times and launches 192 kernels outside of operators, for 7.66 of "
+        "10.1 ms (76.0 %): put the dimension that it slices into the grid of its kernels." in sentence
+    )
+
+
+@pytest.mark.parametrize(("launched", "told"), [("cuLaunchKernel", True), ("cudaStreamSynchronize", False)])
+def test_a_kernel_per_slice_belongs_into_a_grid(tmp_path, launched, told):
+    trace = heads(launched=launched)
+    trace.op("aten::cudnn_convolution", 9000, 10)
+    assert ("grid" in finding_of(run_of(tmp_path, trace), "operator-loop").advice) == told
+
+
+def unrecorded(op, *us):
+    """Calls of an operator on a device that was not recorded."""
+    trace, at = Made(), 0.0
+    for each in us:
+        trace.op(op, at, each)
+        at += each + 50
+    trace.op("aten::cudnn_convolution", at, 10)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("op", "us", "says"),
+    [
+        ("aten::cudnn_batch_norm", [130] * 20, "of the time: launching."),
+        ("aten::nonzero", [200] + [110] * 20, "of the time: launching, and waiting for the device."),
+        ("aten::cudnn_batch_norm", [1300] + [130] * 20, "launching, waiting for the device, or its first call."),
+        ("aten::cudnn_batch_norm", [900] * 4, "launching, waiting for the device, or its first call."),
+    ],
+)
+def test_calls_that_take_equally_long_are_no_first_calls(tmp_path, op, us, says):
+    assert f"On the host, {op} takes " in (sentence := first_sentence(run_of(tmp_path, unrecorded(op, *us))))
+    assert says in sentence
+
+
+def test_an_operator_of_a_loop_is_not_told_again(tmp_path):
+    trace = looping("aten::ge", "aten::lt", "aten::where", passes=60, us=20)
+    for number in range(60):
+        trace.op("aten::nonzero", 75 * number + 50 + 2, 16)
+    trace.op("aten::cudnn_convolution", 60 * 75 + 1100, 10)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "A loop of Python runs" in sentence and "On the host" not in sentence
+
+
+def test_memory_that_is_freed_later_is_no_time_of_the_host(tmp_path):
+    trace = unrecorded("aten::sin", *[90] * 20)
+    run = run_of(tmp_path, trace)
+    trace.events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 77, "tid": 1,
+                         "ts": made.BASE + 9_000, "args": {"Device Type": 1, "Device Id": 0, "Bytes": -512,
+                                                            "Total Allocated": 0, "Total Reserved": 512}})  # fmt: skip
+    later = run_of(tmp_path / "later", trace)
+    assert later.head.config["host_op_frac"] == pytest.approx(run.head.config["host_op_frac"])
+
+
+@pytest.mark.parametrize(("python_us", "is_cost"), [(0, True), (300, False)])
+def test_calls_directly_in_a_range_cost_as_much_as_others(tmp_path, python_us, is_cost):
+    """Operators that call three each for 200 µs, and lie 200 µs apart in a range, or as much longer as Python takes."""
+    trace, at = Made(), 200.0 + python_us
+    for number in range(100):
+        trace.op(f"aten::kind_{number % 20}", at, 610)
+        for place, name in enumerate(("aten::t", "aten::view", "aten::addmm")):
+            trace.op(name, at + 200 * (place + 1), 3)
+        at += 810 + python_us
+    trace.op("model_inference", 0, at)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "300 calls of operators by others cost 200 µs each" in sentence
+    assert ("; model_inference beside its 100 operators takes " in sentence) == is_cost
+    assert (" ms), most of which is the same cost of calling these" in sentence) == is_cost
+    assert ("Python or other code in model_inference, outside of operators, takes" in sentence) != is_cost
