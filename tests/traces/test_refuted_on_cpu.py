@@ -124,3 +124,19 @@ def test_calls_directly_in_a_range_cost_as_much_as_others(tmp_path, python_us, i
     assert ("; model_inference beside its 100 operators takes " in sentence) == is_cost
     assert (" ms), most of which is the same cost of calling these" in sentence) == is_cost
     assert ("Python or other code in model_inference, outside of operators, takes" in sentence) != is_cost
+
+
+@pytest.mark.parametrize(
+    ("us", "cold"),
+    [([2500, 2400, 2600, 150, 140, 160, 150, 150], True), ([2500, 150, 2400, 140, 2600, 160, 150], False)],
+)
+def test_a_device_is_not_warm_only_before_it_is_fast(tmp_path, us, cold):
+    trace, at = Made(), 0
+    for one in us:
+        trace.op("aten::mm", at, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": [[64, 64], [64, 64]]})
+        trace.kernel(made.GEMM, at + 10, one, at + 2)
+        at += one + 12
+    run = run_of(tmp_path, trace)
+    assert ("shared, throttled, or not warm yet." in first_sentence(run)) == cold
+    assert ("the device is shared or throttled." in first_sentence(run)) != cold
+    assert "to blame" not in finding_of(run, "uneven-device").advice
