@@ -75,30 +75,38 @@ def cpu_sentence(run: Run) -> str:
     sentence = _beside_operators(run, longest_us, operators)
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
-    further = f"{_cold(run)}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
-    return f"The trace contains no device activity: on the CPU, {sentence}{further}"
+    cold, is_first = _cold(run)
+    further = f"{'' if is_first or not cold else f' {cold}'}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
+    before = f". {cold} On the CPU," if is_first else ": on the CPU,"
+    return f"The trace contains no device activity{before} {sentence}{further}"
 
 
-MIN_COLD_FRAC = 0.05
-"""Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls."""
+MIN_COLD_FRAC, MIN_COLD_FIRST_FRAC = 0.05, 0.25
+"""Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls; and that
+of first calls beyond later ones from which these come first."""
+MIN_COLD_VIEW_US = 1000.0
+"""Time of one call of a view from which a trace of few such calls is one of first calls: views take microseconds."""
 
 
-def _cold(run: Run) -> str:
-    """That first calls take long, or one call of a view, as a further sentence; else empty."""
+def _cold(run: Run) -> tuple[str, bool]:
+    """That first calls take long, or one call of a view, as a sentence, else empty; and whether it comes first."""
     count, us, of_us = numbers_of_import(run, "first_sizes", "count", "us", "of_us")
     if count >= 1 and 0 < us <= of_us and not numbers_of_import(run, "slow_calls", "us")[0] > 0:
-        return (
-            f" First calls on {count:,.0f} sizes take {number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of "
+        told = (
+            f"First calls on {count:,.0f} sizes take {number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of "
             "operators beyond later ones on the same sizes: profile after a warm-up."
         )
-    longest_us, place = numbers_of_import(run, "long_view", "us", "place")
-    if not longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0:
-        return ""
+        return told, us >= MIN_COLD_FIRST_FRAC * of_us
+    longest_us, place, calls = numbers_of_import(run, "long_view", "us", "place", "calls")
+    is_one_pass = 0 < calls <= MAX_FIRST_PLACE and float(window_rows(run)["steps"].fillna(0.0).max()) <= 1
+    is_long = longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0
+    if not is_long and not (is_one_pass and longest_us >= MIN_COLD_VIEW_US):
+        return "", False
     name = str(facts(run.head.config, "long_view").get("op"))
     took = f"One call of {name}, which computes nothing, takes {number(longest_us / 1e3, 'ms')}"
     if place > MAX_FIRST_PLACE:
-        return f" {took}, {place - 1:,.0f} calls after its first one: its thread was interrupted."
-    return f" {took}: these are first calls, so profile after a warm-up."
+        return f"{took}, {place - 1:,.0f} calls after its first one: its thread was interrupted.", False
+    return f"{took}: these are first calls, so profile after a warm-up.", True
 
 
 MAX_FIRST_PLACE = 3

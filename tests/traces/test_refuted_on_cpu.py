@@ -140,3 +140,39 @@ def test_a_device_is_not_warm_only_before_it_is_fast(tmp_path, us, cold):
     assert ("shared, throttled, or not warm yet." in first_sentence(run)) == cold
     assert ("the device is shared or throttled." in first_sentence(run)) != cold
     assert "to blame" not in finding_of(run, "uneven-device").advice
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "us", "first"),
+    [
+        ("aten::view", 1, 8_000, True),  # 1 % of the time, but views take microseconds
+        ("aten::view", 1, 80, False),
+        ("aten::view", 9, 8_000, False),  # a trace of several passes
+        ("aten::mul", 1, 8_000, False),
+    ],
+)
+def test_one_cold_pass_is_told_first(tmp_path, name, calls, us, first):
+    trace, at = Made(), 0.0
+    for number in range(9):
+        if number < calls:
+            trace.op(name, at, us if number == 0 else 3)
+        trace.op("aten::mkldnn_convolution", at + us, 90_000)
+        at += us + 90_000
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    told = "The trace contains no device activity. One call of aten::view, which computes nothing, takes 8.00 ms: these"
+    assert sentence.startswith(told) == first
+    assert ("warm-up. On the CPU, aten::mkldnn_convolution takes" in sentence) == first
+
+
+@pytest.mark.parametrize(("slower", "told"), [(0, True), (2, False)])
+def test_pairs_of_calls_tell_first_ones_where_the_later_are_faster(tmp_path, slower, told):
+    """Six sizes, each twice: the first call takes 3 ms and the second 1, or the other way round on some of them."""
+    trace, at = Made(), 0.0
+    for later in (False, True):
+        for number in range(6):
+            us = 3_000 if later == (number < slower) else 1_000
+            dims = {"Input Dims": [[1, 16 + number, 8, 8]], "Input type": ["float"]}
+            trace.op("aten::mkldnn_convolution", at, us, **dims)
+            at += us
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    assert ("activity. First calls on 6 sizes take 12.0 of the 24.0 ms of operators beyond later" in sentence) == told
