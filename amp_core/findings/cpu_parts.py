@@ -125,8 +125,8 @@ def waiting_part(run: Run) -> CpuPart | None:
 
 MIN_WAITING_FRAC = 0.1
 """Share of the step from which such waiting comes first: other savings of the ranks that wait end at it."""
-MIN_COMMUNICATING_FRAC = 0.2
-"""The same of collectives beside which no operator runs."""
+MIN_COMMUNICATING_FRAC, MAX_COMMUNICATING_FRAC = 0.2, 0.5
+"""The same of collectives beside which no operator runs, and share of them from which a GPU would not help."""
 
 
 def _communicating(run: Run) -> CpuPart | None:
@@ -142,10 +142,8 @@ def _communicating(run: Run) -> CpuPart | None:
     bytes_ = float(most["message_bytes"].iloc[0])
     kind = str(most["name"].iloc[0]).replace("_", "-") + (f" of {size(bytes_)}" if bytes_ > 0 else "")
     share = percent(float(most["alone_us"].sum() / rows["alone_us"].sum()))
-    what = (
-        f"collectives take {percent(us / whole_us)} of the time, with no operator beside them, {share} of that in "
-        f"{kind}"
-    )
+    kinds = "messages between ranks" if most["name"].iloc[0] in ("send", "recv") else "collectives"
+    what = f"{kinds} take {percent(us / whole_us)} of the time, with no operator beside them, {share} of that in {kind}"
     return CpuPart("exposed-communication", us, what, str(most["kernel"].iloc[0]))
 
 
@@ -353,10 +351,14 @@ def without_onednn(rows: pd.DataFrame, op: str) -> str:
 
 
 def unused_gpu(run: Run) -> CpuPart | None:
-    """That the machine has a GPU of which the trace has nothing; None for others. Its time is 0: nothing is known."""
+    """That the machine has a GPU of which the trace has nothing; None for others, and where ranks mostly communicate
+    between hosts. Its time is 0: nothing is known."""
     gpus = mappings(run.head.environment, "gpus")
     name = str(gpus[0].get("name", "")) if gpus else ""
-    if not name:
+    communicating = _communicating(run)  # by a backend that takes tensors of the host alone
+    if not name or (
+        communicating is not None and communicating.us >= MAX_COMMUNICATING_FRAC * wall_us(cpu_windows(run))
+    ):
         return None
     if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
         return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: move the model to it", name)
