@@ -343,8 +343,18 @@ def has_onednn(rows: pd.DataFrame) -> bool:
     return bool(rows["op"].eq("aten::mkldnn_convolution").any() or rows["name"].eq("aten::mkldnn_convolution").any())
 
 
-def without_onednn(rows: pd.DataFrame, op: str) -> str:
+def on_macos(run: Run) -> bool:
+    """Whether a trace is one of macOS."""
+    return run.head.config.get("on_macos") is True
+
+
+def without_onednn(run: Run, rows: pd.DataFrame, op: str) -> str:
     """Why a convolution of a CPU may be none of oneDNN's, as a sentence."""
+    if on_macos(run):
+        return (
+            "It is the convolution that torch takes on a Mac with a processor of Apple's, where it has no oneDNN: move "
+            'the model to the device "mps".'
+        )
     lacks = not rows["in_dtypes"][rows["op"] == op].str.contains('"float"').any()  # which oneDNN always has
     why = "missing, disabled, or lacks the dtype" if lacks else "missing or disabled"
     return f"It is the convolution that torch takes where oneDNN is {why}: check torch.backends.mkldnn.is_available()."

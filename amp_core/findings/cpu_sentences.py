@@ -146,7 +146,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     rows = judged_rows(rows)
     in_range, total = is_range(longest) and us.index.str.contains("::").any(), float(rows["total_us"].sum())
     is_fallback = longest.startswith(SLOW_CONVOLUTIONS) and not has_onednn(rows)
-    advice = f" {without_onednn(rows, longest)}" if is_fallback else ""
+    advice = f" {without_onednn(run, rows, longest)}" if is_fallback else ""
     calls, cost_us = _calls_in_range(run, longest) if in_range else (0.0, 0.0)
     is_cost = in_range and cost_us >= MIN_COST_FRAC * longest_us
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest

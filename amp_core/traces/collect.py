@@ -181,6 +181,7 @@ class _Collector:
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
+        events.on_macos = self._on_macos()
         if len(events.timed):  # among them the operators that only an accelerator has
             events.accelerator_ops = len(events.timed)
         if not events.uses_device:
@@ -193,6 +194,13 @@ class _Collector:
         _check_content(events, self._functions)
         _check_duplicates(events.work)
         return events
+
+    def _on_macos(self) -> bool:
+        threads = list(self._threads)
+        numbers = [
+            _identifier(threads[thread][1]) for thread in np.unique(np.asarray(self.events.spans.thread)).tolist()
+        ]
+        return any(LINUX_THREADS < number < MACOS_THREADS for number in numbers)
 
     def _check_size(self) -> None:
         events = self.events
@@ -373,6 +381,9 @@ def _check_duplicates(work: Work) -> None:
         raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
+LINUX_THREADS, MACOS_THREADS = 2**22, 2**28
+"""Linux numbers threads up to the first, and Windows anew from small numbers; macOS counts all since its start. Larger
+numbers are addresses of threads, as some versions of torch write them on any system."""
 CONVOLUTION = "aten::_convolution"
 
 

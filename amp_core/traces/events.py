@@ -172,6 +172,9 @@ class TraceEvents:
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
 
+    on_macos: bool = False
+    """Whether a thread that calls operators has a number that macOS alone gives."""
+
     @property
     def uses_device(self) -> bool:
         """Whether the program used a device, recorded or not."""

@@ -146,6 +146,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["first_calls"] = trace.first_calls
     if trace.benchmarks:
         config["cudnn_benchmark"] = True
+    if trace.on_macos:
+        config["on_macos"] = True
     if trace.equal_passes:
         config["equal_passes"] = trace.equal_passes
     if trace.loader:

@@ -221,3 +221,15 @@ def test_a_gpu_is_offered_what_the_trace_creates_and_not_hosts_that_communicate(
     trace = exchanging("all_reduce", computes_us=2_000)
     trace.op(op, 30_000, 50)
     assert finding_of(run_of(tmp_path, trace), "idle-gpu").snippet == snippet
+
+
+@pytest.mark.parametrize(("thread", "mac"), [(15_164_791, True), (4_194_304, False), (140_215_744_943_872, False)])
+def test_a_convolution_without_onednn_on_a_mac_is_told_to_go_to_mps(tmp_path, thread, mac):
+    trace = Made()
+    trace.op("aten::conv2d", 0, 1000, thread)
+    trace.op("aten::_slow_conv2d_forward", 5, 990, thread, **{"Input type": ["float"]})
+    run = run_of(tmp_path, trace, "")
+    finding = finding_of(run, "fallback-convolution")
+    for text in (first_sentence(run), finding.advice):
+        assert ('move the model to the device "mps"' in text) == mac and ("is_available()" in text) != mac
+    assert ('.to("mps")' in finding.snippet) == mac

@@ -20,6 +20,7 @@ from amp_core.findings.cpu_parts import (
     judged_rows,
     layout_part,
     loading_part,
+    on_macos,
     optimizer_part,
     outside_part,
     pace_part,
@@ -287,7 +288,11 @@ def fallback_convolution(run: Run) -> list[Finding]:
     part = convolution_part(rows) if len(rows) else None
     if part is None:
         return []
-    return [replace(cpu_finding(run, part), advice=without_onednn(rows, part.where))]
+    finding = replace(cpu_finding(run, part), advice=without_onednn(run, rows, part.where))
+    return [replace(finding, snippet=_ON_MPS) if on_macos(run) else finding]
+
+
+_ON_MPS = 'model = model.to("mps")\nbatch = batch.to("mps")'
 
 
 @rule(
