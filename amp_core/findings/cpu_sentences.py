@@ -54,6 +54,7 @@ _ELSEWHERE = " This process waits for others, whose work the trace does not hold
 
 
 _DROPOUT = ("aten::bernoulli_", "aten::native_dropout", "aten::_fused_dropout")
+_DROPOUT_LAYERS = ("aten::dropout", "aten::dropout_", "aten::feature_dropout")
 _WITHOUT_TRAINING = (
     " It draws the masks of dropout, and the trace contains no backward: call model.eval() for inference."
 )
@@ -164,8 +165,8 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     further = f"{second}{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}"
     further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
-    if longest in _DROPOUT and not rows["phase"].isin(["backward", "optimizer"]).any():
-        further += _WITHOUT_TRAINING
+    if not run.kernels["phase"].isin(["backward", "optimizer"]).any():
+        further += _WITHOUT_TRAINING if longest in _DROPOUT else _dropout_beside(rows, total)
     sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
     compiled, compiling_us, share = numbers_of_import(run, "compilations", "count", "us", "frac")
     if compiling_us >= longest_us:
@@ -186,6 +187,16 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     if pace is not None:
         return largest_us, f"{sentence} {pace.what[0].upper()}{pace.what[1:]}."
     return largest_us, sentence
+
+
+def _dropout_beside(rows: pd.DataFrame, total_us: float) -> str:
+    """That dropout draws masks beside a longer operator, as a further sentence; empty where it takes little."""
+    us = float(rows["total_us"][rows["name"].isin(_DROPOUT) | rows["top_op"].isin(_DROPOUT_LAYERS)].sum())
+    if not rows["name"].isin(_DROPOUT).any() or us < MIN_SAVED_FRAC * total_us:
+        return ""
+    return (
+        f" Dropout takes {percent(us / total_us)}, and the trace contains no backward: call model.eval() for inference."
+    )
 
 
 MIN_COST_FRAC = 0.5

@@ -233,3 +233,20 @@ def test_a_convolution_without_onednn_on_a_mac_is_told_to_go_to_mps(tmp_path, th
     for text in (first_sentence(run), finding.advice):
         assert ('move the model to the device "mps"' in text) == mac and ("is_available()" in text) != mac
     assert ('.to("mps")' in finding.snippet) == mac
+
+
+@pytest.mark.parametrize(
+    ("mask", "backward", "told"),
+    [("aten::bernoulli_", False, True), ("aten::bernoulli_", True, False), ("", False, False)],
+)
+def test_dropout_beside_a_longer_operator_is_told_in_inference(tmp_path, mask, backward, told):
+    trace = Made()
+    trace.op("aten::mkldnn_convolution", 0, 750)
+    trace.op("aten::dropout", 750, 240)
+    if mask:
+        trace.op(mask, 760, 150)
+    if backward:
+        trace.op("ConvolutionBackward0", 1000, 50, 2)
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    said = " Dropout takes 24.2 %, and the trace contains no backward: call model.eval() for inference."
+    assert (said in sentence) == told
