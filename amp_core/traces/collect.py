@@ -290,7 +290,10 @@ class _Collector:
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
-        if item.name == CONVOLUTION and (benchmark := _benchmark(arguments.get("Concrete Inputs"))) is not None:
+        inputs = arguments.get("Concrete Inputs")
+        if item.name == BATCH_NORM and isinstance(inputs, list) and len(inputs) == BATCH_NORM_INPUTS:
+            events.norms_in_training += inputs[TRAINING_INPUT] == "True"
+        if item.name == CONVOLUTION and (benchmark := _benchmark(inputs)) is not None:
             events.convolutions += 1
             events.benchmarked += benchmark
 
@@ -396,6 +399,8 @@ def _benchmark(inputs: object) -> bool | None:
 
 BENCHMARK_INPUT, CONVOLUTION_INPUTS = 9, 12
 """Place of it, and the least number of inputs, of `aten::_convolution` (native_functions.yaml)."""
+BATCH_NORM, TRAINING_INPUT, BATCH_NORM_INPUTS = "aten::batch_norm", 5, 9
+"""The operator, place of its argument `training`, and number of its inputs (native_functions.yaml)."""
 EVENT_RECORD = "cudaEventRecord"
 """The call around each operator where torch measures operators with events instead of recording kernels."""
 METRIC_RANGE = "cuda_profiler_range"

@@ -165,6 +165,8 @@ class TraceEvents:
     """Convolutions of which the trace tells whether cuDNN or MIOpen benchmarks its algorithms."""
     benchmarked: int = 0
     """Those of which it does."""
+    norms_in_training: int = 0
+    """Calls of batch norm whose recorded argument says that they compute the statistics of their batch."""
     event_records: int = 0
     """Calls that record an event, also short ones."""
     metric_ranges: int = 0

@@ -250,3 +250,18 @@ def test_dropout_beside_a_longer_operator_is_told_in_inference(tmp_path, mask, b
     sentence = first_sentence(run_of(tmp_path, trace, ""))
     said = " Dropout takes 24.2 %, and the trace contains no backward: call model.eval() for inference."
     assert (said in sentence) == told
+
+
+@pytest.mark.parametrize(("training", "backward", "told"), [("True", False, True), ("False", False, False),
+                                                            ("True", True, False)])  # fmt: skip
+def test_batch_norm_in_training_mode_is_told_where_the_device_was_not_recorded(tmp_path, training, backward, told):
+    trace = Made()
+    for number in range(20):
+        inputs = ["", "", "", "", "", training, "0.1", "1e-05", "True"]
+        trace.op("aten::batch_norm", 200 * number, 120, **{"Concrete Inputs": inputs})
+        trace.op("aten::cudnn_batch_norm", 200 * number + 5, 100)
+    if backward:
+        trace.op("CudnnBatchNormBackward0", 5000, 50, 2)
+        trace.op("aten::cudnn_batch_norm_backward", 5005, 40, 2)
+    findings = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "batchnorm-in-training-mode"]
+    assert [(f.value, f.unit) for f in findings] == [(20, "calls")] * told
