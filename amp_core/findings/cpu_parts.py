@@ -125,8 +125,8 @@ def waiting_part(run: Run) -> CpuPart | None:
 
 MIN_WAITING_FRAC = 0.1
 """Share of the step from which such waiting comes first: other savings of the ranks that wait end at it."""
-MIN_COMMUNICATING_FRAC = 0.2
-"""The same of collectives beside which no operator runs."""
+MIN_COMMUNICATING_FRAC, MAX_COMMUNICATING_FRAC = 0.2, 0.5
+"""The same of collectives beside which no operator runs, and share of them from which a GPU would not help."""
 
 
 def _communicating(run: Run) -> CpuPart | None:
@@ -142,10 +142,8 @@ def _communicating(run: Run) -> CpuPart | None:
     bytes_ = float(most["message_bytes"].iloc[0])
     kind = str(most["name"].iloc[0]).replace("_", "-") + (f" of {size(bytes_)}" if bytes_ > 0 else "")
     share = percent(float(most["alone_us"].sum() / rows["alone_us"].sum()))
-    what = (
-        f"collectives take {percent(us / whole_us)} of the time, with no operator beside them, {share} of that in "
-        f"{kind}"
-    )
+    kinds = "messages between ranks" if most["name"].iloc[0] in ("send", "recv") else "collectives"
+    what = f"{kinds} take {percent(us / whole_us)} of the time, with no operator beside them, {share} of that in {kind}"
     return CpuPart("exposed-communication", us, what, str(most["kernel"].iloc[0]))
 
 
@@ -345,18 +343,32 @@ def has_onednn(rows: pd.DataFrame) -> bool:
     return bool(rows["op"].eq("aten::mkldnn_convolution").any() or rows["name"].eq("aten::mkldnn_convolution").any())
 
 
-def without_onednn(rows: pd.DataFrame, op: str) -> str:
+def on_macos(run: Run) -> bool:
+    """Whether a trace is one of macOS."""
+    return run.head.config.get("on_macos") is True
+
+
+def without_onednn(run: Run, rows: pd.DataFrame, op: str) -> str:
     """Why a convolution of a CPU may be none of oneDNN's, as a sentence."""
+    if on_macos(run):
+        return (
+            "It is the convolution that torch takes on a Mac with a processor of Apple's, where it has no oneDNN: move "
+            'the model to the device "mps".'
+        )
     lacks = not rows["in_dtypes"][rows["op"] == op].str.contains('"float"').any()  # which oneDNN always has
     why = "missing, disabled, or lacks the dtype" if lacks else "missing or disabled"
     return f"It is the convolution that torch takes where oneDNN is {why}: check torch.backends.mkldnn.is_available()."
 
 
 def unused_gpu(run: Run) -> CpuPart | None:
-    """That the machine has a GPU of which the trace has nothing; None for others. Its time is 0: nothing is known."""
+    """That the machine has a GPU of which the trace has nothing; None for others, and where ranks mostly communicate
+    between hosts. Its time is 0: nothing is known."""
     gpus = mappings(run.head.environment, "gpus")
     name = str(gpus[0].get("name", "")) if gpus else ""
-    if not name:
+    communicating = _communicating(run)  # by a backend that takes tensors of the host alone
+    if not name or (
+        communicating is not None and communicating.us >= MAX_COMMUNICATING_FRAC * wall_us(cpu_windows(run))
+    ):
         return None
     if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
         return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: move the model to it", name)

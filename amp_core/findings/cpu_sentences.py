@@ -55,6 +55,7 @@ _ELSEWHERE = " This process waits for others, whose work the trace does not hold
 
 
 _DROPOUT = ("aten::bernoulli_", "aten::native_dropout", "aten::_fused_dropout")
+_DROPOUT_LAYERS = ("aten::dropout", "aten::dropout_", "aten::feature_dropout")
 _WITHOUT_TRAINING = (
     " It draws the masks of dropout, and the trace contains no backward: call model.eval() for inference."
 )
@@ -76,32 +77,40 @@ def cpu_sentence(run: Run) -> str:
     sentence = _beside_operators(run, longest_us, operators)
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
-    further = f"{_cold(run)}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
-    return f"The trace contains no device activity: on the CPU, {sentence}{further}"
+    cold, is_first = _cold(run)
+    further = f"{'' if is_first or not cold else f' {cold}'}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
+    before = f". {cold} On the CPU," if is_first else ": on the CPU,"
+    return f"The trace contains no device activity{before} {sentence}{further}"
 
 
-MIN_COLD_FRAC = 0.05
-"""Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls."""
+MIN_COLD_FRAC, MIN_COLD_FIRST_FRAC = 0.05, 0.25
+"""Share of the time in one call of a view, which computes nothing, from which the trace is one of first calls; and that
+of first calls beyond later ones from which these come first."""
+MIN_COLD_VIEW_US = 1000.0
+"""Time of one call of a view from which a trace of few such calls is one of first calls: views take microseconds."""
 
 
-def _cold(run: Run) -> str:
-    """That first calls take long, or one call of a view, as a further sentence; else empty."""
+def _cold(run: Run) -> tuple[str, bool]:
+    """That first calls take long, or one call of a view, as a sentence, else empty; and whether it comes first."""
     count, us, of_us = numbers_of_import(run, "first_sizes", "count", "us", "of_us")
     # Where each pass has a row more, each has first calls, whatever ran before.
     is_told = numbers_of_import(run, "slow_calls", "us")[0] > 0 or bool(growing_sentence(run))
     if count >= 1 and 0 < us <= of_us and not is_told:
-        return (
-            f" First calls on {count:,.0f} sizes take {number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of "
+        told = (
+            f"First calls on {count:,.0f} sizes take {number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of "
             "operators beyond later ones on the same sizes: profile after a warm-up."
         )
-    longest_us, place = numbers_of_import(run, "long_view", "us", "place")
-    if not longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0:
-        return ""
+        return told, us >= MIN_COLD_FIRST_FRAC * of_us
+    longest_us, place, calls = numbers_of_import(run, "long_view", "us", "place", "calls")
+    is_one_pass = 0 < calls <= MAX_FIRST_PLACE and float(window_rows(run)["steps"].fillna(0.0).max()) <= 1
+    is_long = longest_us >= MIN_COLD_FRAC * wall_us(cpu_windows(run)) > 0
+    if not is_long and not (is_one_pass and longest_us >= MIN_COLD_VIEW_US):
+        return "", False
     name = str(facts(run.head.config, "long_view").get("op"))
     took = f"One call of {name}, which computes nothing, takes {number(longest_us / 1e3, 'ms')}"
     if place > MAX_FIRST_PLACE:
-        return f" {took}, {place - 1:,.0f} calls after its first one: its thread was interrupted."
-    return f" {took}: these are first calls, so profile after a warm-up."
+        return f"{took}, {place - 1:,.0f} calls after its first one: its thread was interrupted.", False
+    return f"{took}: these are first calls, so profile after a warm-up.", True
 
 
 MAX_FIRST_PLACE = 3
@@ -141,13 +150,17 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     rows = judged_rows(rows)
     in_range, total = is_range(longest) and us.index.str.contains("::").any(), float(rows["total_us"].sum())
     is_fallback = longest.startswith(SLOW_CONVOLUTIONS) and not has_onednn(rows)
-    advice = f" {without_onednn(rows, longest)}" if is_fallback else ""
+    advice = f" {without_onednn(run, rows, longest)}" if is_fallback else ""
+    calls, cost_us = _calls_in_range(run, longest) if in_range else (0.0, 0.0)
+    is_cost = in_range and cost_us >= MIN_COST_FRAC * longest_us
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest
+    what = f"{longest} beside its {calls:,.0f} operators" if is_cost else what
     what += _serving(rows, longest, total)
     whole, whole_us = "the operators' time", total
     if in_range and (in_all_us := wall_us(cpu_windows(run))) > 0:
         whole, whole_us = f"the {number(in_all_us / 1e3, 'ms')} from the first operator to the last", in_all_us
     sentence = f"{what} takes {percent(longest_us / whole_us)} of {whole} ({number(longest_us / 1e3, 'ms')})"
+    sentence += ", most of which is the same cost of calling these" if is_cost else ""
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
@@ -155,8 +168,8 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     further = f"{second}{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}"
     further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
-    if longest in _DROPOUT and not rows["phase"].isin(["backward", "optimizer"]).any():
-        further += _WITHOUT_TRAINING
+    if not run.kernels["phase"].isin(["backward", "optimizer"]).any():
+        further += _WITHOUT_TRAINING if longest in _DROPOUT else _dropout_beside(rows, total)
     sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
     compiled, compiling_us, share = numbers_of_import(run, "compilations", "count", "us", "frac")
     if compiling_us >= longest_us:
@@ -177,6 +190,29 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     if pace is not None:
         return largest_us, f"{sentence} {pace.what[0].upper()}{pace.what[1:]}."
     return largest_us, sentence
+
+
+def _dropout_beside(rows: pd.DataFrame, total_us: float) -> str:
+    """That dropout draws masks beside a longer operator, as a further sentence; empty where it takes little."""
+    us = float(rows["total_us"][rows["name"].isin(_DROPOUT) | rows["top_op"].isin(_DROPOUT_LAYERS)].sum())
+    if not rows["name"].isin(_DROPOUT).any() or us < MIN_SAVED_FRAC * total_us:
+        return ""
+    return (
+        f" Dropout takes {percent(us / total_us)}, and the trace contains no backward: call model.eval() for inference."
+    )
+
+
+MIN_COST_FRAC = 0.5
+"""Share of a range's own time in calling its operators from which it is that cost, and not Python's."""
+
+
+def _calls_in_range(run: Run, name: str) -> tuple[float, float]:
+    """The operators that lie directly in a range, and what calling these costs, microseconds; 0 where no cost of calls
+    is known."""
+    each_us, calls = numbers_of_import(run, "call_cost", "each_us", "in_range")
+    if facts(run.head.config, "call_cost").get("range_name") != name or not (each_us > 0 and calls > 0):
+        return 0.0, 0.0
+    return calls, each_us * calls
 
 
 MIN_PACE_FRAC = 0.25

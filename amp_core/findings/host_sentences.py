@@ -8,6 +8,7 @@ host_alone(run)          # ' On the host, loading data takes 41.0 % of the time.
 from amp_core.analysis.performance.kernels import all_first_calls, numbers_of_import
 from amp_core.findings.cpu_parts import CpuPart
 from amp_core.findings.cpu_sentences import WARM_UP, first_call
+from amp_core.findings.repeated_work import is_of_loop
 from amp_core.store.run import Run
 from amp_core.text.formatting import join_words, number, percent
 
@@ -67,6 +68,8 @@ def host_alone(run: Run) -> str:
     if kind in ("any-op", "idle-device") and (in_first := first_call(run, name)):
         in_first += _other_first_calls(run, name)
         return f" On the host, {name} takes {percent(share)} of the time{in_first}{WARM_UP}."
+    if kind in ("any-op", "idle-device") and is_of_loop(run, name):  # which is told
+        return ""
     held_op, held_us = config.get("host_held_op"), config.get("host_held_us")
     if kind == "optimizer" and isinstance(held_op, str) and isinstance(held_us, int | float):
         held = f"{number(held_us / 1e3, 'ms')} of it in one call of {held_op}, which waits for the device"
@@ -74,7 +77,8 @@ def host_alone(run: Run) -> str:
     what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
     if config.get("loader"):
         what = what.replace("runtime runs for", "runtime runs, and no data is loaded, for")
-    return f" On the host, {what.format(name=name, share=percent(share))}"
+    cause = _CAUSES.get(str(config.get("host_cause")), "launching, waiting for the device, or its first call")
+    return f" On the host, {what.format(name=name, share=percent(share), cause=cause)}"
 
 
 _HOST_PARTS = {
@@ -84,9 +88,11 @@ _HOST_PARTS = {
     "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",
     "range": "Python or other code in {name}, outside of operators, takes {share} of the time.",
-    "any-op": "{name} takes {share} of the time: launching, waiting for the device, or its first call.",
+    "any-op": "{name} takes {share} of the time: {cause}.",
 }
 """By `HostPart.kind`; what remains is an operator that launches nothing."""
+_CAUSES = {"launching": "launching", "waiting": "launching, and waiting for the device"}
+"""By `HostPart.cause`."""
 
 
 def _other_first_calls(run: Run, op: str) -> str:

@@ -53,10 +53,35 @@ def loop_sentence(run: Run) -> str:
         return ""
     most = f", most in {names[0]}," if len(names) > 1 else f", {names[0]},"
     each = f"the same {operators:,.0f} operators{most}" if operators > 1 else str(names[0])
+    kind, (kernels,) = loop_kind(run), numbers_of_import(run, "operator_loop", "kernels")
+    launching = f" and launches {kernels:,.0f} kernels outside of operators" if kind == SLICES else ""
     return (
-        f"A loop of Python runs {each} {passes:,.0f} times{steps_of(run)[1]}, for {number(us / 1e3)} of "
-        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): compute its passes at once, or each in fewer operators."
+        f"A loop of Python runs {each} {passes:,.0f} times{steps_of(run)[1]}{launching}, for {number(us / 1e3)} of "
+        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): {_OF_LOOP[kind]}."
     )
+
+
+SLICES, COMPARES, OTHER = "slices", "compares", "other"
+"""Kinds of loops: that launch a kernel on each slice, that compare tensors, and those of which it is not known whether
+a pass needs the result of the one before."""
+_OF_LOOP = {
+    SLICES: "put the dimension that it slices into the grid of its kernels",
+    COMPARES: "compute its passes at once, or each in fewer operators",
+    OTHER: "compute each of its passes in fewer operators, or compile the loop",
+}
+
+
+def loop_kind(run: Run) -> str:
+    """The kind of that loop."""
+    (kernels,) = numbers_of_import(run, "operator_loop", "kernels")
+    compares = facts(run.head.config, "operator_loop").get("compares") is True
+    return SLICES if kernels >= MIN_PASSES else COMPARES if compares else OTHER
+
+
+def is_of_loop(run: Run, op: str) -> bool:
+    """Whether an operator is one of that loop, or called by one of these."""
+    called = facts(run.head.config, "operator_loop").get("called")
+    return isinstance(called, list) and op in called and loop_sentence(run) != ""
 
 
 def loop_frac(run: Run) -> float:

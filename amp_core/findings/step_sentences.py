@@ -141,10 +141,13 @@ def _unequal_sentence(run: Run) -> str:
     )
     if count < 1 or us <= 0:
         return ""
-    kernel = kernel_in_words(str(facts(run.head.config, "unequal_products").get("kernel")))
+    found = facts(run.head.config, "unequal_products")
+    kernel = kernel_in_words(str(found.get("kernel")))
     windows = window_rows(run)
     held_us, wall_us = (float(windows[name].fillna(0.0).sum()) for name in ("idle_late_start_us", "wall_us"))
-    why = "the device is shared, throttled, or not warm yet"
+    why = "the device is shared or throttled"
+    if found.get("slow_first", True):  # which older imports do not tell
+        why = "the device is shared, throttled, or not warm yet"
     if held_us >= MIN_HELD_FRAC * wall_us:
         why = (
             f"for another {number(held_us / 1e3, 'ms')} ({percent(held_us / wall_us)} of the time) queued work does "

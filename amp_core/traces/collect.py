@@ -55,7 +55,7 @@ _QUERIES = re.compile(
 """Calls that neither launch nor wait. They can outnumber all others, so only long ones are kept."""
 LONG_CALL_US = 50.0
 """Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
-_LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
+LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(
     r"(?:aten::)?_?(?:cudnn_(?!is_acceptable)|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):|"
@@ -181,6 +181,7 @@ class _Collector:
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
+        events.on_macos = self._on_macos()
         if len(events.timed):  # among them the operators that only an accelerator has
             events.accelerator_ops = len(events.timed)
         if not events.uses_device:
@@ -193,6 +194,13 @@ class _Collector:
         _check_content(events, self._functions)
         _check_duplicates(events.work)
         return events
+
+    def _on_macos(self) -> bool:
+        threads = list(self._threads)
+        numbers = [
+            _identifier(threads[thread][1]) for thread in np.unique(np.asarray(self.events.spans.thread)).tolist()
+        ]
+        return any(LINUX_THREADS < number < MACOS_THREADS for number in numbers)
 
     def _check_size(self) -> None:
         events = self.events
@@ -246,7 +254,7 @@ class _Collector:
         if item.duration < LONG_CALL_US and _QUERIES.search(item.name):
             return
         calls = self.events.calls
-        self.events.launches += _LAUNCHES.search(item.name) is not None
+        self.events.launches += LAUNCHES.search(item.name) is not None
         calls.start.append(item.start)
         calls.end.append(item.end)
         calls.thread.append(self._thread(item.event))
@@ -282,7 +290,10 @@ class _Collector:
         spans.external.append(_identifier(arguments.get("External id", arguments.get("external id"))))
         if "Collective name" in arguments:
             _add_message(events.messages_of_span, len(spans) - 1, arguments, texts)
-        if item.name == CONVOLUTION and (benchmark := _benchmark(arguments.get("Concrete Inputs"))) is not None:
+        inputs = arguments.get("Concrete Inputs")
+        if item.name == BATCH_NORM and isinstance(inputs, list) and len(inputs) == BATCH_NORM_INPUTS:
+            events.norms_in_training += inputs[TRAINING_INPUT] == "True"
+        if item.name == CONVOLUTION and (benchmark := _benchmark(inputs)) is not None:
             events.convolutions += 1
             events.benchmarked += benchmark
 
@@ -373,6 +384,9 @@ def _check_duplicates(work: Work) -> None:
         raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
 
 
+LINUX_THREADS, MACOS_THREADS = 2**22, 2**28
+"""Linux numbers threads up to the first, and Windows anew from small numbers; macOS counts all since its start. Larger
+numbers are addresses of threads, as some versions of torch write them on any system."""
 CONVOLUTION = "aten::_convolution"
 
 
@@ -385,6 +399,8 @@ def _benchmark(inputs: object) -> bool | None:
 
 BENCHMARK_INPUT, CONVOLUTION_INPUTS = 9, 12
 """Place of it, and the least number of inputs, of `aten::_convolution` (native_functions.yaml)."""
+BATCH_NORM, TRAINING_INPUT, BATCH_NORM_INPUTS = "aten::batch_norm", 5, 9
+"""The operator, place of its argument `training`, and number of its inputs (native_functions.yaml)."""
 EVENT_RECORD = "cudaEventRecord"
 """The call around each operator where torch measures operators with events instead of recording kernels."""
 METRIC_RANGE = "cuda_profiler_range"

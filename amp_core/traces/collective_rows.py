@@ -103,7 +103,8 @@ _ON_HOST = re.compile(r"(?:gloo|mpi|ucc):")
 def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, origin_us: float) -> Rows:
     """The same of a trace without a device: one row per range of a backend. Its time counts from when the collectives
     have ended that began before, as of buckets of gradients, and `alone_us` is the part of it in which no operator
-    runs. `linked`: the operators."""
+    runs. A send lasts until the program waits for it: what is communicated meanwhile is no part of its time. `linked`:
+    the operators."""
     spans = events.spans
     name, start, end = (np.asarray(column) for column in (spans.name, spans.start, spans.end))
     on_host = np.array([_ON_HOST.match(text) is not None for text in events.texts], dtype=bool)
@@ -115,11 +116,17 @@ def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, or
     computes = linked.op[(linked.op >= 0) & ~on_host[name[linked.op]]]
     busy = times.union(start[computes], end[computes])
     numbers: dict[int | None, int] = {}
-    earlier = np.maximum.accumulate(np.concatenate([[-np.inf], end[chosen][:-1]]))
-    began = dict(zip(chosen.tolist(), np.maximum(start[chosen], earlier).tolist(), strict=True))
-    for span, in_step in zip(chosen.tolist(), _steps(host, start[chosen]), strict=True):
+    is_send = np.array([_kind(text) == "send" for text in events.texts], dtype=bool)[name[chosen]]
+    others, sends = chosen[~is_send], chosen[is_send]
+    earlier = np.maximum.accumulate(np.concatenate([[-np.inf], end[others]]))[:-1]
+    us = dict(zip(others.tolist(), (end[others] - np.maximum(start[others], earlier)).tolist(), strict=True))
+    communicating = times.union(start[others], end[others])
+    us |= {n: times.total(times.without((start[[n]], end[[n]]), communicating)) for n in sends.tolist()}
+    alone: dict[int, float] = {}
+    for span in (*others.tolist(), *sends.tolist()):
         when = times.without((start[[span]], end[[span]]), busy)
-        busy = times.merged(busy, when)
+        busy, alone[span] = times.merged(busy, when), times.total(when)
+    for span, in_step in zip(chosen.tolist(), _steps(host, start[chosen]), strict=True):
         if in_step is None and host.steps:
             continue
         numbers[in_step] = numbers.get(in_step, -1) + 1
@@ -136,8 +143,8 @@ def host_collective_rows(events: TraceEvents, host: Host, linked: LinkedWork, or
             None,
             dtype,
             elements * width if width is not None and 0 < elements * width < 2**63 else None,
-            round(max(0.0, float(end[span]) - began[span]), 3),
-            round(times.total(when), 3),
+            round(max(0.0, us[span]), 3),
+            round(alone[span], 3),
             None,
             origin_us + float(end[span]),
             PHASES[host.region_of_span[span]],

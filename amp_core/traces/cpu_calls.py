@@ -4,7 +4,7 @@ than others, and what each call costs whatever it computes.
 >>> slow_calls(events, linked)
 SlowCalls(count=43, us=6100000.0, of_us=13113000.0, op='aten::mm', longest_us=1732000.0, usual_us=23400.0)
 >>> call_cost(events, host, linked)
-CallCost(count=1532, each_us=245.0)
+CallCost(count=1234, each_us=245.0, range_name='model_inference', in_range=298)
 """
 
 import re
@@ -123,6 +123,10 @@ class CallCost:
 
     count: int
     each_us: float
+    range_name: str = ""
+    """The range of the program's own with most operators directly in it, whose calls cost as much; "" without one."""
+    in_range: int = 0
+    """How many operators these are."""
 
 
 def call_cost(events: TraceEvents, host: Host, linked: LinkedWork) -> CallCost | None:
@@ -135,6 +139,7 @@ def call_cost(events: TraceEvents, host: Host, linked: LinkedWork) -> CallCost |
     ranges = np.array([named and is_range(text) for text in events.texts], dtype=bool)[np.asarray(events.spans.name)]
     is_op = (np.asarray(events.spans.kind) == OP) & ~ranges
     around = host.parent[linked.op]
+    in_ranges = around[(around >= 0) & ranges[around]]
     around = around[(around >= 0) & is_op[around]]
     calls = np.bincount(around, minlength=len(events.spans))[linked.op]
     calling = calls > 0
@@ -144,7 +149,12 @@ def call_cost(events: TraceEvents, host: Host, linked: LinkedWork) -> CallCost |
     low_us, usual_us = (float(value) for value in np.quantile(each_us, [0.1, 0.5]))
     count = int(calls.sum())
     is_even = low_us >= MIN_EVEN_FRAC * usual_us >= MIN_EVEN_FRAC * MIN_COST_US
-    return CallCost(count, usual_us) if is_even and count * usual_us >= MIN_COST_FRAC * linked.own_us.sum() else None
+    if not is_even or count * usual_us < MIN_COST_FRAC * linked.own_us.sum():
+        return None
+    if not len(in_ranges):
+        return CallCost(count, usual_us)
+    of_range = np.bincount(np.asarray(events.spans.name)[in_ranges])
+    return CallCost(count, usual_us, events.texts[int(of_range.argmax())], int(of_range.max()))
 
 
 MIN_STEPS = 4

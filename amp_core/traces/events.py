@@ -165,12 +165,17 @@ class TraceEvents:
     """Convolutions of which the trace tells whether cuDNN or MIOpen benchmarks its algorithms."""
     benchmarked: int = 0
     """Those of which it does."""
+    norms_in_training: int = 0
+    """Calls of batch norm whose recorded argument says that they compute the statistics of their batch."""
     event_records: int = 0
     """Calls that record an event, also short ones."""
     metric_ranges: int = 0
     """Ranges with metrics of CUPTI's, which a profiler writes instead of kernels."""
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
+
+    on_macos: bool = False
+    """Whether a thread that calls operators has a number that macOS alone gives."""
 
     @property
     def uses_device(self) -> bool:

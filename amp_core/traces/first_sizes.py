@@ -16,6 +16,9 @@ from amp_core.traces.gpu_work import LinkedWork
 
 MIN_LATER = 2
 """Later calls on the same sizes from which what is usual is known: a model repeats each of its blocks a few times."""
+MIN_PAIRS_RATIO = 4
+"""Of sizes with one later call, those on which the first call is longer are as many times more than those on which the
+second is: a processor that is taken away now and then slows as many of either."""
 MIN_FIRST_RATIO = 1.5
 """A first call is longer that takes that many times the median of the later ones."""
 MIN_COUNT = 3
@@ -47,10 +50,17 @@ def first_sizes(events: TraceEvents, linked: LinkedWork) -> FirstSizes | None:
     _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
     kind = kind.reshape(-1)
     count, beyond_us, of_us = 0, 0.0, float(linked.own_us.sum())
+    of_pairs, slower_later = list[float](), 0
     for calls in np.split(known[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1]):
-        if len(calls) <= MIN_LATER:
+        if len(calls) == 1:
             continue
         first_us, usual_us = float(linked.own_us[calls[0]]), float(np.median(linked.own_us[calls[1:]]))
-        if first_us > MIN_FIRST_RATIO * usual_us:
+        is_longer = first_us > MIN_FIRST_RATIO * usual_us
+        if len(calls) <= MIN_LATER:
+            of_pairs += [first_us - usual_us] * is_longer
+            slower_later += usual_us > MIN_FIRST_RATIO * first_us
+        elif is_longer:
             count, beyond_us = count + 1, beyond_us + first_us - usual_us
+    if len(of_pairs) >= MIN_PAIRS_RATIO * max(1, slower_later):
+        count, beyond_us = count + len(of_pairs), beyond_us + sum(of_pairs)
     return FirstSizes(count, beyond_us, of_us) if count >= MIN_COUNT and beyond_us >= MIN_FRAC * of_us else None

@@ -6,6 +6,7 @@ HostPart(kind='idle-device', name='aten::normal_', frac=0.8)
 ('aten::cudnn_convolution', 0.97)
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,8 @@ class HostPart:
     """Of the optimizer: the operator of which one call takes most of it, far longer than its others; "" without one."""
     call_us: float = 0.0
     """How long that call takes, microseconds."""
+    cause: str = ""
+    """Of `any-op`, if its calls take about equally long: `launching`, or `waiting` for the device too, as it has to."""
 
 
 def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> HostPart | None:
@@ -48,8 +51,9 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     if not len(linked):
         return None
     spans, calls = events.spans, events.calls
-    first = min([*spans.start, *calls.start])
-    last = max([*spans.end, *calls.end])
+    lasting = np.asarray(calls.end) > np.asarray(calls.start)  # memory may be freed long after all of it
+    first = min([*spans.start, *np.asarray(calls.start)[lasting].tolist()])
+    last = max([*spans.end, *np.asarray(calls.end)[lasting].tolist()])
     if last <= first:
         return None
     whole = np.where(linked.serves >= 0, linked.serves, linked.op)
@@ -87,7 +91,28 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     if frac < MIN_HOST_FRAC:
         return None
     held = _held_call(events, marked_time(host, OPTIMIZER), part.frac) if part.kind == "optimizer" else ("", 0.0)
-    return HostPart(part.kind, part.name, min(frac, 1.0), *held)
+    return HostPart(part.kind, part.name, min(frac, 1.0), *held, _cause(events, part))
+
+
+MIN_EVEN_CALLS, MAX_EVEN_RATIO, MAX_FIRST_FRAC = 10, 2.0, 0.1
+"""Calls from which it is known what they take, times the median of them up to which they take about equally long, and
+share of their time in the first one up to which that is not to blame."""
+_WAITS = re.compile(r"aten::(?:nonzero|item|is_nonzero|_local_scalar_dense|masked_select|_?unique\w*|equal)$")
+"""Operators whose result the host has to know before it goes on."""
+
+
+def _cause(events: TraceEvents, part: HostPart) -> str:
+    """What the calls of an operator of a trace without launches do, where their times tell it; else empty."""
+    if part.kind != "any-op":
+        return ""
+    start, end, name = (np.asarray(column) for column in (events.spans.start, events.spans.end, events.spans.name))
+    calls = np.flatnonzero(name == events.texts.index(part.name))
+    us = (end - start)[calls][np.argsort(start[calls], kind="stable")]
+    if len(us) < MIN_EVEN_CALLS or us[0] > MAX_FIRST_FRAC * us.sum():
+        return ""
+    if _WAITS.match(part.name):
+        return "waiting"
+    return "launching" if us.max() < MAX_EVEN_RATIO * np.median(us) else ""
 
 
 MIN_HELD_FRAC = 0.5

@@ -119,10 +119,14 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         }
         if trace.times_by_events:
             config["times_by_events"] = True
+        if trace.norms_in_training:
+            config["norms_in_training"] = trace.norms_in_training
         if trace.metric_ranges:
             config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:
         config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
+        if part.cause:
+            config["host_cause"] = part.cause
         if part.call:
             config |= {"host_held_op": part.call, "host_held_us": part.call_us}
     if trace.timed_op is not None:
@@ -145,6 +149,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["first_calls"] = trace.first_calls
     if trace.benchmarks:
         config["cudnn_benchmark"] = True
+    if trace.on_macos:
+        config["on_macos"] = True
     if trace.equal_passes:
         config["equal_passes"] = trace.equal_passes
     if trace.loader:

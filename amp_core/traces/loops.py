@@ -1,11 +1,12 @@
 """Loops of Python over small operators: the same series of them, again and again within one step.
 
 >>> operator_loop(events, host)
-OperatorLoop(passes=360, operators=4, us=51576.0, of_us=66566.0, names=('aten::where', 'aten::ge', 'aten::lt'))
+OperatorLoop(passes=360, operators=4, us=51576.0, of_us=66566.0, names=('aten::where', 'aten::ge', 'aten::lt'), …)
 
 Layers of a model are such a series too, and so is a benchmark that calls the same over and over. A series with
 operators that have weights of their own is a loop only with more passes than a model has layers. A series that is
-nearly all of a trace without marked steps is the loop that is profiled.
+nearly all of a trace without marked steps is the loop that is profiled. Other operators between its passes end a run of
+them, and are no part of its time.
 """
 
 import re
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.traces.collect import LAUNCHES
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.link import DATA, OPTIMIZER, WATCH, Host
-from amp_core.traces.operators import COMPILED, is_range, operator_category
+from amp_core.traces.operators import COMPILED, is_range, is_view, operator_category
 
 MAX_OPERATORS = 160
 """Operators of one pass; longer series are those of models."""
@@ -29,6 +31,8 @@ MIN_FRAC = 0.3
 """Share of the time of a step, or of the trace without steps, from which it is kept."""
 MAX_WHOLE_FRAC = 0.85
 """The same without steps up to which it is part of a program, and not all that is profiled."""
+MIN_RUN_PASSES = 2
+"""Passes one after another, without another operator between them, from which they are part of the loop."""
 MIN_BETTER_RATIO = 1.1
 """A longer series counts only if it covers that much more: two passes of a series are one of a longer one, too."""
 _MAX_NAMES = 3
@@ -50,11 +54,19 @@ class OperatorLoop:
     operators: int
     """Of one pass, without those that they call."""
     us: float
-    """From the first to the last, with what the host does between them, microseconds."""
+    """From the first to the last of passes that follow one another, with what the host does between them,
+    microseconds."""
     of_us: float
     """The time of that step, or of all operators of the trace."""
     names: tuple[str, ...]
     """The operators that take longest, the longest first."""
+    called: tuple[str, ...] = ()
+    """All of its operators, and those that they call."""
+    compares: bool = False
+    """Whether its passes compare tensors, as with bounds, and the host reads none of the results: no pass needs the one
+    before."""
+    kernels: int = 0
+    """If its operators only select and slice: kernels that its passes launch outside of operators."""
 
 
 def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
@@ -70,31 +82,78 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
         return None
     low, high = (low, high) if len(host.steps) else (float(start[0]), float(end.max()))
     names = np.asarray(events.spans.name)[chosen]
+    ends, kernels = _with_launches(events, host, start, end)
     weights = np.array([_has_weights(text) for text in events.texts], dtype=bool)
-    best: tuple[float, int, int, int] = (0.0, 0, 0, 0)
+    best: tuple[float, int, npt.NDArray[Any]] = (0.0, 1, np.zeros(0, dtype=np.int64))
     for period in range(1, min(MAX_OPERATORS, len(names) // MIN_PASSES) + 1):
         first, last = _longest_run(names[period:] == names[:-period])
         last += period
         if last - first < MIN_PASSES * period or float((end - start)[first:last].mean()) > MAX_MEAN_US:
             continue
-        least = MIN_PASSES_WITH_WEIGHTS if weights[_one_pass(names[first:last], period)].any() else MIN_PASSES
-        us = float(end[last - 1] - start[first])
-        if (last - first) // period >= least and us > MIN_BETTER_RATIO * best[0]:
-            best = us, period, first, last
-    us, period, first, last = best
+        each = _one_pass(names[first:last], period)
+        of_pass = first + np.flatnonzero(np.isin(names[first:last], each))
+        called = _called(events, host, chosen[of_pass])  # rounded times may put one of these beside its caller
+        runs = first + _runs(np.isin(names[first:last], called), MIN_RUN_PASSES * period)
+        passes = int((runs[:, 1] - runs[:, 0]).sum()) // period
+        us = float((ends[runs[:, 1] - 1] - start[runs[:, 0]]).sum())
+        least = MIN_PASSES_WITH_WEIGHTS if weights[each].any() else MIN_PASSES
+        if passes >= least and us > MIN_BETTER_RATIO * best[0]:
+            best = us, period, runs
+    us, period, runs = best
     share = us / max(high - low, 1e-3)
     if share < MIN_FRAC or (not len(host.steps) and share > MAX_WHOLE_FRAC):
         return None
-    of_name = np.bincount(names[first:last], (end - start)[first:last])
-    each = np.unique(_one_pass(names[first:last], period))
-    longest = each[np.argsort(-of_name[each], kind="stable")][:_MAX_NAMES]
+    inside = np.concatenate([np.arange(first, last) for first, last in runs.tolist()])
+    each = np.unique(_one_pass(names[inside], period))
+    period = period if len(each) > 1 else 1
+    of_each = np.bincount(names[inside], (end - start)[inside])[each]
+    longest = each[np.argsort(-of_each, kind="stable")][:_MAX_NAMES]
+    texts = [events.texts[name] for name in each.tolist()]
     return OperatorLoop(
-        passes=(last - first) // period,
+        passes=len(inside) // period,
         operators=period,
         us=us,
         of_us=high - low,
         names=tuple(events.texts[name] for name in longest.tolist()),
+        called=tuple(events.texts[name] for name in _called(events, host, chosen[inside])[:_MAX_CALLED].tolist()),
+        compares=any(map(_COMPARES.match, texts)) and not any(map(_READS.match, texts)),
+        kernels=int(kernels[inside].sum()) if all(map(is_view, texts)) else 0,
     )
+
+
+def _called(events: TraceEvents, host: Host, operators: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The names of these operators, and of those that they call."""
+    return np.unique(np.asarray(events.spans.name)[np.isin(host.top_of_span, operators)])
+
+
+_MAX_CALLED = 100
+_COMPARES = re.compile(r"aten::(?:ge|gt|le|lt|eq|ne|greater|less|bucketize|searchsorted)(?:_equal)?_?$")
+_READS = re.compile(r"aten::(?:item|is_nonzero|_local_scalar_dense|equal|allclose)$")
+"""Operators by which the host reads a result, as of the test that ends an iteration."""
+
+
+def _runs(same: npt.NDArray[np.bool_], least: int) -> npt.NDArray[np.int64]:
+    """First and end of each stretch of at least that many places that are True, one row each."""
+    changes = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8))).reshape(-1, 2)
+    return changes[changes[:, 1] - changes[:, 0] >= least]
+
+
+def _with_launches(
+    events: TraceEvents, host: Host, start: npt.NDArray[Any], end: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """By operator of the loop's thread: when it ends, or the last kernel is launched after it outside of operators; and
+    how many kernels are."""
+    calls, kernels, ends = events.calls, np.zeros(len(start), dtype=np.int64), end.copy()
+    if not len(calls):
+        return ends, kernels
+    ranges = np.array([is_range(text) for text in events.texts], dtype=bool)
+    launches = np.array([LAUNCHES.search(text) is not None for text in events.texts], dtype=bool)
+    own = (np.asarray(calls.thread) == host.loop_thread) & launches[np.asarray(calls.name)]
+    own &= (host.op_of_call < 0) | ranges[np.asarray(events.spans.name)[host.op_of_call]]
+    after = np.searchsorted(start, np.asarray(calls.start)[own], side="right") - 1
+    np.add.at(kernels, after[after >= 0], 1)
+    np.maximum.at(ends, after[after >= 0], np.asarray(calls.end)[own][after >= 0])
+    return ends, kernels
 
 
 def _one_pass(names: npt.NDArray[Any], period: int) -> npt.NDArray[Any]:

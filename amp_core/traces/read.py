@@ -147,6 +147,10 @@ class Trace:
     growing_rows: GrowingRows | None = None
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
+    norms_in_training: int = 0
+    """Calls of batch norm that compute the statistics of their batch, where their arguments are recorded."""
+    on_macos: bool = False
+    """Whether the numbers of its threads are those of macOS."""
     benchmarks: bool = False
     """Whether cuDNN or MIOpen benchmarks the algorithms of all convolutions that tell it."""
     equal_passes: int = 0
@@ -369,6 +373,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         long_view=long_view(events, host, linked),
         operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
+        norms_in_training=events.norms_in_training,
+        on_macos=events.on_macos,
         benchmarks=0 < events.convolutions == events.benchmarked,
         worker_times=None if len(events.work) else worker_times(events, host),
         launches_without_work=without_work,

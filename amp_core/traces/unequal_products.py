@@ -18,6 +18,8 @@ USUAL_QUANTILE = 0.25
 """A shared or throttled device slows any number of them, so that the median may be one of the slow ones."""
 MIN_SLOW_RATIO = 3.0
 """A launch is slow that takes that many times as long; collectives beside it explain less."""
+MIN_BEFORE_FRAC = 0.9
+"""Share of pairs of a slow launch and another one from which the slow ones come first."""
 MIN_SLOW_FRAC = 0.2
 """Share of the kernel time beyond what is usual from which it is kept."""
 
@@ -36,6 +38,8 @@ class UnequalProducts:
     longest_us: float
     usual_us: float
     """The time of that one, and what is usual for it."""
+    slow_first: bool = False
+    """Whether the slow ones come before nearly all others of the same kernel and sizes, as until a device is warm."""
 
 
 def unequal_products(events: TraceEvents, linked: LinkedWork) -> UnequalProducts | None:
@@ -51,11 +55,14 @@ def unequal_products(events: TraceEvents, linked: LinkedWork) -> UnequalProducts
     if not len(known):
         return None
     _, kind = np.unique(np.stack([linked.name[known], shapes[known]]), axis=1, return_inverse=True)
-    beyond = np.zeros(len(linked))
+    beyond, before, pairs = np.zeros(len(linked)), 0, 0
     for number in np.flatnonzero(np.bincount(kind.reshape(-1)) >= MIN_EQUAL).tolist():
         equal = known[kind.reshape(-1) == number]
+        equal = equal[np.argsort(linked.start_us[equal], kind="stable")]
         usual_us = float(np.quantile(linked.own_us[equal], USUAL_QUANTILE))
-        slow = equal[linked.own_us[equal] > MIN_SLOW_RATIO * usual_us]
+        is_slow = linked.own_us[equal] > MIN_SLOW_RATIO * usual_us
+        slow, later = equal[is_slow], np.cumsum(~is_slow[::-1])[::-1]
+        before, pairs = before + int(later[is_slow].sum()), pairs + len(slow) * int((~is_slow).sum())
         beyond[slow] = linked.own_us[slow] - usual_us
     kernel_us = float(linked.own_us[np.isfinite(linked.launched_us)].sum())  # of others no sizes are known
     if beyond.sum() < MIN_SLOW_FRAC * kernel_us or not beyond.any():
@@ -68,4 +75,5 @@ def unequal_products(events: TraceEvents, linked: LinkedWork) -> UnequalProducts
         kernel=events.texts[linked.name[most]],
         longest_us=float(linked.own_us[most]),
         usual_us=float(linked.own_us[most] - beyond[most]),
+        slow_first=before >= MIN_BEFORE_FRAC * pairs,
     )

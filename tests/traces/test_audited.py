@@ -125,7 +125,7 @@ def test_equal_products_that_take_unequally_long_are_told(tmp_path, us, told):
         at += one + 12
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("Equal products take unequally long: 9.4" in sentence) == told
-    assert ("the device is shared, throttled, or not warm yet" in sentence) == told
+    assert ("the device is shared or throttled." in sentence) == told
 
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "setup"), (12, "allocation")])

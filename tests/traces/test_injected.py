@@ -43,7 +43,9 @@ def test_the_same_kernels_that_get_slower_are_those_of_a_throttled_device(tmp_pa
     assert ("the device is throttled by its temperature or power limit, or shared" in sentence) == told
 
 
-@pytest.mark.parametrize(("queued_us", "says"), [(0, "not warm yet"), (2000, "another process takes it in turn")])
+@pytest.mark.parametrize(
+    ("queued_us", "says"), [(0, "is shared or throttled"), (2000, "another process takes it in turn")]
+)
 def test_stretched_products_beside_queued_work_are_those_of_a_shared_device(tmp_path, queued_us, says):
     trace, at = Made(), 100.0
     for number in range(12):

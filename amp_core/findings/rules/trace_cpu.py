@@ -1,5 +1,6 @@
 """Rules on imported traces of a CPU: what of its time a change could save."""
 
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -19,6 +20,7 @@ from amp_core.findings.cpu_parts import (
     judged_rows,
     layout_part,
     loading_part,
+    on_macos,
     optimizer_part,
     outside_part,
     pace_part,
@@ -105,13 +107,36 @@ def cpu_waits_for_ranks(run: Run) -> list[Finding]:
     part = waiting_part(run) if len(_rows(run)) else None
     if part is None:
         return []
-    return [cpu_finding(run, part, _LATE_RANK if part.where.startswith("rank") else _COLLECTIVES)]
+    if part.where.startswith("rank"):
+        return [cpu_finding(run, part, _LATE_RANK)]
+    return [cpu_finding(run, part, next((r for words, r in _EXCHANGES if words.search(part.where)), _REDUCTIONS))]
 
 
-_COLLECTIVES = Remedy(
-    "Nothing is computed meanwhile. Exchange less, as counts instead of what they are counted from, and less often.",
-    "torch.distributed.all_reduce(torch.tensor([correct, total]))   # two numbers, instead of gathered objects",
+_EXCHANGES = (
+    (
+        re.compile(r"gather|broadcast|(?<!reduce_)scatter"),
+        Remedy(
+            "Nothing is computed meanwhile. Exchange less, as counts instead of what they are counted from, and less "
+            "often.",
+            "torch.distributed.all_reduce(torch.tensor([correct, total]))   # two numbers, instead of gathered objects",
+        ),
+    ),
+    (
+        re.compile(r"send|recv"),
+        Remedy(
+            "Nothing is computed meanwhile. Small messages cost their latency, whatever they carry: send fewer, or let "
+            "one collective do it, as all_reduce where neighbours pass a sum on.",
+            "torch.distributed.all_reduce(values)   # instead of sends and receives in a loop",
+        ),
+    ),
 )
+_REDUCTIONS = Remedy(
+    "Nothing is computed meanwhile. Reduce less often, as gradients once for several batches, and several tensors in "
+    "one call.",
+    "with model.no_sync():   # DistributedDataParallel, for all but the last of several batches\n"
+    "    loss_of(model(batch)).backward()",
+)
+"""Advice by what ranks exchange."""
 
 
 _LATE_RANK = Remedy(
@@ -280,7 +305,11 @@ def fallback_convolution(run: Run) -> list[Finding]:
     part = convolution_part(rows) if len(rows) else None
     if part is None:
         return []
-    return [replace(cpu_finding(run, part), advice=without_onednn(rows, part.where))]
+    finding = replace(cpu_finding(run, part), advice=without_onednn(run, rows, part.where))
+    return [replace(finding, snippet=_ON_MPS) if on_macos(run) else finding]
+
+
+_ON_MPS = 'model = model.to("mps")\nbatch = batch.to("mps")'
 
 
 @rule(
@@ -372,7 +401,17 @@ def idle_gpu(run: Run) -> list[Finding]:
     finding = cpu_finding(run, part)
     if not is_matrix(kernel_rows(run)).any():  # no model: what is computed on the CPU may only be inputs
         advice = "What the trace computes is on the CPU, or the GPU was not recorded. Create tensors on the GPU."
-        return [replace(finding, advice=advice, snippet='x = torch.rand(shape, device="cuda")')]
+        made = set(kernel_rows(run, everything=True)["op"])
+        call = next((call for call in _CREATES if f"aten::{call.partition('(')[0]}" in made), "")
+        snippet = f'x = torch.{call}, device="cuda")' if call else 'x = x.to("cuda")'
+        return [replace(finding, advice=advice, snippet=snippet)]
     if NOT_USED in part.what:
         return [replace(finding, advice="The model and its inputs are on the CPU. Move both to the GPU.")]
     return [finding]
+
+
+_CREATES = (
+    *("rand(shape", "randn(shape", "randint(high, shape", "normal(mean, std, shape", "zeros(shape", "ones(shape"),
+    *("full(shape, value", "arange(end", "linspace(start, end, steps", "eye(n"),
+)
+"""Calls that create tensors, without what ends them."""

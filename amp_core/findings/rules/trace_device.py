@@ -19,9 +19,9 @@ from amp_core.store.run import Run
         signal="Products of the same kernel and sizes; the kernels of steps that launch the same.",
         threshold="A fifth of the kernel time in products of three times what is usual, or a tenth beyond the pace of "
         "the fastest quarter of the steps.",
-        advice="The clock is low for its temperature or power limit, or another process shares the device, so no "
-        "kernel is to blame. Watch clocks, limits and the processes that nvidia-smi or rocm-smi names while it runs, "
-        "and measure again on a device of its own.",
+        advice="The clock is low for its temperature or power limit, or another process shares the device. Watch "
+        "clocks, limits and the processes that nvidia-smi or rocm-smi names while it runs, and measure again on a "
+        "device of its own.",
         snippet="print(torch.cuda.clock_rate(), torch.cuda.power_draw(), torch.cuda.temperature())   # in each step",
         page="step-cost",
     )

@@ -25,7 +25,7 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.signals import facts
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
@@ -439,7 +439,8 @@ _INTEGER = r'^\["(?:long|(?:__)?int64)'
         order=429,
         what="Batch norm runs in training mode in an imported trace of inference.",
         signal="Kernels of aten::batch_norm that compute the statistics of the batch; on a CPU, batches counted beside "
-        "it (num_batches_tracked), where shapes are recorded. No backward and no optimizer.",
+        "it (num_batches_tracked), where shapes are recorded; its argument, where a device was not recorded. No "
+        "backward and no optimizer.",
         threshold="One such kernel, or as many counts as calls. A profile of the forward pass of a training, and batch "
         "norm without running statistics (track_running_stats=False), look the same.",
         advice="In training mode an output depends on the rest of its batch, the running statistics change, and the "
@@ -455,6 +456,10 @@ def batchnorm_in_training_mode(run: Run) -> list[Finding]:
         rows = without_ranges(kernel_rows(run, everything=True))
     if not is_trace(run) or run.kernels["phase"].isin(["backward", "optimizer"]).any():  # outside of the steps too
         return []
+    calls = run.head.config.get("norms_in_training")  # of a device that was not recorded
+    if isinstance(calls, int) and calls > 0 and not trains(run):
+        title = "Batch norm runs in training mode, but the trace contains no training"
+        return [make_finding("batchnorm-in-training-mode", title, "aten::batch_norm", value=calls, unit="calls")]
     # Instance norm calls the same kernels, but from an operator of its own.
     norms = rows[rows["top_op"] == "aten::batch_norm"]
     if on_cpu(rows):

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.kernels import numbers_of_import
 from amp_core.analysis.performance.savings import possible_savings
-from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.repeated_work import (
+    COMPARES,
+    SLICES,
     growing_sentence,
     growing_won_us,
+    loop_kind,
     loop_sentence,
     recomputed_sentence,
     steps_of,
@@ -84,9 +87,9 @@ def activation_recomputation(run: Run) -> list[Finding]:
         threshold=f"{loops.MIN_PASSES} passes of operators of {loops.MAX_MEAN_US:.0f} µs at most on average, and "
         f"{100 * loops.MIN_FRAC:.0f} % of the time.",
         advice="Each pass costs the calls of Python and of its operators, and on a device their launches, whatever "
-        "they compute. Make what the passes differ in a dimension of the tensors, and compute them at once; where a "
-        "pass needs the result of the one before, compute it in fewer operators, or compile the loop.",
-        snippet="inside = (x >= low[:, None]) & (x < high[:, None])   # all bounds at once, not in a loop over them",
+        "they compute. Compute a pass in fewer operators, or compile the loop; where passes do not need each other's "
+        "results, compute them at once, along a dimension of their own.",
+        snippet="one_pass = torch.compile(one_pass)   # the body of the loop, as a function of tensors",
         page="step-cost",
     )
 )
@@ -97,6 +100,23 @@ def operator_loop(run: Run) -> list[Finding]:
         return []
     (us,) = numbers_of_import(run, "operator_loop", "us")
     where = ", ".join(map(str, facts(run.head.config, "operator_loop")["names"]))
-    finding = make_finding("operator-loop", sentence.rpartition(": ")[0], where, value=us / 1e3, unit="ms")
+    title, remedy = sentence.rpartition(": ")[0], _LOOPS.get(loop_kind(run))
+    finding = make_finding("operator-loop", title, where, value=us / 1e3, unit="ms", remedy=remedy)
     # On a device, what it makes the device wait for is a finding of its own.
     return [finding if possible_savings(run) is not None else replace(finding, win_ms=us / 1e3)]
+
+
+_LOOPS = {
+    COMPARES: Remedy(
+        "Each pass costs the calls of Python and of its operators, and on a device their launches, whatever they "
+        "compute. Make what the passes differ in a dimension of the tensors, and compute them at once; where a pass "
+        "needs the result of the one before, compute it in fewer operators, or compile the loop.",
+        "inside = (x >= low[:, None]) & (x < high[:, None])   # all bounds at once, not in a loop over them",
+    ),
+    SLICES: Remedy(
+        "Each pass selects a slice and launches a kernel on it. Put that dimension into the kernel's grid: one launch "
+        "then computes all slices, and its program number tells which.",
+        "kernel[(batch * heads, blocks)](q, k, v, out, q.stride(1))   # tl.program_id(0) is the slice",
+    ),
+}
+"""Advice by the kind of the loop; of others, the entry's."""
