@@ -271,6 +271,22 @@ def _idle_of_late(
     return f"{each} of the {unit}, the others' for {number(float(idle_ms.drop(late).mean()), 'ms')}", held
 
 
+def _idle_instead(run: Run, late: pd.DataFrame, unit: str) -> str:
+    """How long the GPU of one late rank is idle, and those of the others, in words; empty where that does not explain
+    why the others wait for it. `late`: rows of `rank_waiting`."""
+    windows, ranks = window_rows(run), late["rank"].tolist()
+    steps = max(1.0, float(windows["steps"].fillna(1.0).sum()) / windows["rank"].nunique())
+    idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
+    beyond_ms = idle_ms[ranks[0]] - idle_ms.drop(ranks[0]).mean()
+    if len(late) > 1 or beyond_ms < MIN_EXPLAINED_FRAC * late["kept_ms"].iloc[0]:
+        return ""
+    return _idle_of_late(windows, ranks, ranks, steps, unit)[0]
+
+
+MIN_EXPLAINED_FRAC = 0.5
+"""Share of the waiting for one rank that its GPU is idle beyond the others' from which that is told."""
+
+
 def _ranks(ranks: list[int]) -> str:
     """`rank 2`, `ranks 0 and 6`, `ranks 0, 1, 2, 3 and 5 more`."""
     if len(ranks) == 1:
@@ -373,6 +389,8 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             who = f"{len(late)} of {ranks} ranks each enter"
             varies = "" if stalls else _varies(run)
             return words, f"no rank is late alone: {who} {often}{varies}"
+        if len(late) == 1:
+            words = words.replace(" for others", f" for others, most of it for rank {late['rank'].iloc[0]}", 1)
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "
@@ -380,6 +398,7 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             for rank, share, kept_ms in zip(late["rank"], _last(late), late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"
+        look_at = _idle_instead(run, late, unit) or look_at
         if of_these:
             look_at = "a rank whose trace is missing may enter later still"
         return words, f"{'; '.join([first, *others])}: {look_at}"
