@@ -5,6 +5,8 @@ launch_bound_of_trace(run)     # the finding, if there is one
 
 from dataclasses import replace
 
+import pandas as pd
+
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS
 from amp_core.analysis.performance.kernels import (
     ZEROING,
@@ -80,7 +82,7 @@ def _longer(run: Run) -> str:
 
 
 _LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
-_CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay")
+_CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay", "make_graphed")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
 
@@ -128,7 +130,7 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _BESIDE_GRAPH
     if on_cuda and compiled and rows["op"].str.startswith(_ENGINES).any():
         of_vllm = rows["op"].str.startswith("vllm::").any()
-        remedy = IN_PIECES if graphs and is_in_pieces(run) else _OF_ENGINE if not graphs else None
+        remedy = IN_PIECES if graphs and is_in_pieces(run) else _of_engine(run) if not graphs else None
         if remedy is not None:
             return remedy if of_vllm else replace(remedy, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs and compiled and is_in_pieces(run):
@@ -143,11 +145,24 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _COMPILED_ONCE if on_cuda else _COMPILED_ONCE_ELSEWHERE
     if compiled:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
+    if on_cuda and _recurrent_frac(rows) >= MIN_RECURRENT_FRAC:
+        return _RECURRENT if is_fused or not takes_fused(run) else _RECURRENT_AND_OPTIMIZER
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
     if not takes_fused(run):
         return _OWN_OPTIMIZER if on_cuda else _OWN_OPTIMIZER_ELSEWHERE
     return None if on_cuda else _ELSEWHERE
+
+
+def _recurrent_frac(rows: pd.DataFrame) -> float:
+    """The share of recurrent layers, with all their steps in one operator, in the launches."""
+    is_one = rows["top_op"].str.contains(_RECURRENT_OPS) | rows["op"].str.contains(_RECURRENT_OPS)
+    return float(rows["count"][is_one].sum() / max(1.0, rows["count"].sum()))
+
+
+MIN_RECURRENT_FRAC = 0.25
+"""Share of recurrent layers in the launches from which compiling what is around them leaves too much."""
+_RECURRENT_OPS = r"^(?:aten::(?:gru|lstm|rnn_tanh|rnn_relu|_cudnn_rnn|miopen_rnn)(?:_backward)?|(?:Cudnn|Miopen)Rnn\w*)$"
 
 
 def waits_for_device(run: Run) -> bool:
@@ -219,8 +234,27 @@ _ENGINE_GRAPHS = "graph = torch.cuda.CUDAGraph()   # of whole passes: see the en
 _OF_ENGINE = Remedy(
     "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
     "purpose, and replays no graph: let it capture CUDA graphs, or use larger batches.",
-    '# vLLM: without --enforce-eager, and --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
+    '# vLLM: --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
 )
+_BEYOND_CAPTURED = Remedy(
+    "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
+    "purpose, and replays no graph. The smallest pass has {tokens:,} tokens, and by default none of more than {most} is "
+    "captured: let it capture this size, or use larger batches.",
+    '# vLLM: --compilation-config \'{{"max_cudagraph_capture_size": {tokens}}}\'   # or cudagraph_capture_sizes',
+)
+MAX_CAPTURED_TOKENS = 512
+"""Tokens of the largest pass that vLLM captures unless it is told otherwise."""
+
+
+def _of_engine(run: Run) -> Remedy:
+    """Advice where an engine replays no graph, by the tokens of its passes."""
+    tokens = run.head.config.get("pass_tokens")
+    if not isinstance(tokens, int) or tokens <= MAX_CAPTURED_TOKENS:
+        return _OF_ENGINE
+    advice = _BEYOND_CAPTURED.advice.format(tokens=tokens, most=MAX_CAPTURED_TOKENS)
+    return Remedy(advice, _BEYOND_CAPTURED.snippet.format(tokens=tokens))
+
+
 _ON_NPU = Remedy(
     "Faster arithmetic does not help while the device waits. Use larger batches, torch_npu's fused operators and "
     "optimizers, and for inference its graphs.",
@@ -263,6 +297,16 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+_RECURRENT = Remedy(
+    f"{_WAITS} Use larger batches, or capture CUDA graphs by hand: torch.compile leaves recurrent layers out of its "
+    "graphs.",
+    "model = torch.cuda.make_graphed_callables(model, (x,))   # inputs of fixed sizes",
+)
+_RECURRENT_AND_OPTIMIZER = Remedy(
+    f"{_RECURRENT.advice} Use a fused optimizer, too.",
+    f"{_RECURRENT.snippet}\n"
+    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+)
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05

@@ -85,9 +85,10 @@ def exposed_communication(run: Run) -> list[Finding]:
         f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
     )
-    if hidden := _hidden_at_most(savings):
+    hidden = _hidden_at_most(savings)
+    if hidden:
         inference = replace(inference, advice=f"{inference.advice} {hidden}")
-    special = _special(run, own, name)
+    special = _special(run, own, name) or _functional(run, own, hidden, narrower=bool(narrower))
     inference = special or inference
     if of_experts and special is None:
         inference = exchange
@@ -165,6 +166,28 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
     return None
 
 
+def _functional(run: Run, rows: pd.DataFrame, hidden: str, *, narrower: bool) -> Remedy | None:
+    """Advice where most of the collectives are DTensor's or functional ones, which are asynchronous; None for others.
+    `narrower`: whether fewer bits are; `hidden`: what is said of overlap."""
+    kernels = kernel_rows(run)
+    kernels = kernels[kernels["name"].isin(set(rows["kernel"]))]
+    us = float(kernels["total_us"][kernels["top_op"].str.contains(_FUNCTIONAL_OPS)].sum())
+    if us < MIN_FUNCTIONAL_FRAC * float(kernels["total_us"].sum()) or us <= 0:
+        return None
+    also = ", shard the model differently, or exchange 16 bits" if narrower else ", or shard the model differently"
+    return replace(_FUNCTIONAL, advice=f"{_FUNCTIONAL.advice}{also}.{f' {hidden}' if hidden else ''}{_OTHER_RANKS}")
+
+
+MIN_FUNCTIONAL_FRAC = 0.5
+"""Share of such collectives from which that is told."""
+_FUNCTIONAL_OPS = r"^(?:_?c10d_functional::|Redistribute)"
+"""Operators of functional collectives, and DTensor's around them."""
+_FUNCTIONAL = Remedy(
+    "These collectives are DTensor's or functional ones, asynchronous already, but what comes next needs their "
+    "results. Let tensor parallelism overlap parts of them with products",
+    "torch._inductor.config._micro_pipeline_tp = True   # asynchronous tensor parallelism\n"
+    "model = torch.compile(model)",
+)
 MIN_CAPTURED_FRAC, MIN_TINY_FRAC, MAX_ALONE_FRAC = 0.9, 0.5, 0.6
 MAX_TINY_BYTES = 512
 """Messages up to this hold a few values, as sizes, and are bound by latency."""
@@ -187,7 +210,7 @@ _TINY = Remedy(
 _OVERLAPPED = Remedy(
     "Most of this communication runs beside computing already, and this is what is left: give it more to run beside, "
     "or exchange fewer bytes." + _OTHER_RANKS,
-    "work = torch.distributed.all_to_all_single(out, x, async_op=True)   # earlier, or with more before work.wait()",
+    "...   # more that does not depend on what is exchanged\nwork.wait()",
 )
 MIN_LARGE_US = 1000.0
 """Mean time of collectives that are bound by their bytes, and not by their number."""
