@@ -22,6 +22,7 @@ from amp_core.analysis.performance.kernels import window_rows
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, size
+from amp_core.traces.window_rows import MIN_LOADING_FRAC
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that no rank leaves before the last one has entered."""
@@ -150,6 +151,32 @@ def _stalled(frame: pd.DataFrame) -> "pd.Series[float]":
     stalled = (frame["waiting_us"] - (last - entered)).clip(lower=0.0)
     counts = (stalled >= MIN_STALLED_US) & (stalled >= MIN_STALLED_FRAC * frame["waiting_us"])
     return stalled.where(counts, 0.0).where(frame["last"].notna())
+
+
+def with_late_launches(run: Run, windows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `window_rows` in which a device only communicates while its host stays in a launch no longer than other
+    ranks launch the same collectives after it has entered: one that all have launched waits for no host. Where the
+    other ranks or clocks are not known, as it is."""
+    loading_us, frame = windows["alone_loading_us"].fillna(0.0), collective_rows(run)
+    if frame.empty or not loading_us.sum() > 0:
+        return windows
+    clock = frame["rank"].map(clock_offsets(frame)).astype(float)
+    launched = (frame["launched_us"] - clock).where(frame["last"].notna())
+    keys = [frame[key] for key in KEYS]
+    latest = launched.groupby(keys, dropna=False).transform("max")
+    unknown = launched.isna().groupby(keys, dropna=False).transform("any")
+    late_us = (latest - (frame["ended_us"] - frame["total_us"] - clock)).clip(lower=0.0)
+    late_us = late_us.mask(unknown, frame["alone_us"]).clip(upper=frame["alone_us"]).groupby(frame["rank"]).sum()
+    of_rank_us = loading_us.groupby(windows["rank"]).transform("sum")
+    explained = (windows["rank"].map(late_us) / of_rank_us.where(of_rank_us > 0)).fillna(1.0).clip(upper=1.0)
+    left_us = loading_us * explained
+    left_us = left_us.where(left_us >= MIN_LOADING_FRAC * windows["communication_alone_us"].fillna(0.0), 0.0)
+    calls = {name: (windows[name] - (loading_us - left_us)).clip(lower=0.0) for name in _LOADING_CALLS}
+    return windows.assign(alone_loading_us=left_us, **calls)
+
+
+_LOADING_CALLS = ("host_call_us", "host_call_op_us")
+"""Columns of windows whose times contain `alone_loading_us`."""
 
 
 def collective_table(run: Run) -> pd.DataFrame:

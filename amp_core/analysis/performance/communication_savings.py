@@ -26,6 +26,7 @@ from amp_core.analysis.performance.collectives import (
     slow_collectives,
     uneven_collectives,
     waited_for,
+    with_late_launches,
 )
 from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import between_collectives_us, kernel_rows, window_rows
@@ -52,7 +53,7 @@ MAX_RANKS_NAMED = 4
 def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
     """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
-    windows = window_rows(run)
+    windows = with_late_launches(run, window_rows(run))
     steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
     measured, loading = communication, alone_loading_us(windows) / steps
     communication = max(0.0, communication - loading)
@@ -128,7 +129,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     if late.empty:
         return None
     waiting_us = rows[["waiting_us", "alone_us"]].min(axis=1).where(rows["waiting_us"].notna(), 0.0)
-    named, windows = late["rank"].tolist(), window_rows(run)
+    named, windows = late["rank"].tolist(), with_late_launches(run, window_rows(run))
     waits = ~rows["rank"].isin(named)
     exposed_us = float(rows["alone_us"][waits].sum())
     if waiting_us[waits].sum() < MIN_WAITING_FRAC * exposed_us or exposed_us <= 0:

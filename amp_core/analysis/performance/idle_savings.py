@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.kernels import (
     first_calls_of,
     kernel_rows,
@@ -45,6 +46,7 @@ def idle_savings(
 ) -> list[Saving]:
     """Savings of these windows per step. `between_us` of the time before late launches is told with the collectives
     that it lies between."""
+    windows = with_late_launches(run, windows)
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)

@@ -117,7 +117,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(run, [_with_missing_ranks(f, missing, is_whole=is_whole) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us > saving.saved_us / 2:
-        findings = [_with_waiting(f, saving) for f in findings]
+        findings = [_with_waiting(f, saving, transfers=transfers) for f in findings]
     transfer = longest_transfer(run)
     on_gpu = str(run.head.config.get("device")).startswith("cuda")
     if transfer is not None and on_gpu and _is_slow(transfer) and any(transfer.words in f.title for f in findings):
@@ -264,17 +264,20 @@ _NOTHING_BESIDE = Remedy(
 )
 
 
-def _with_waiting(finding: Finding, saving: Saving) -> Finding:
-    """The finding with the waiting for late ranks first, and what else it advises for the transfer alone."""
+def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Finding:
+    """The finding with the waiting for late ranks first, and what else it advises for the transfer alone; without that
+    where no more than a small part is transfer."""
     transfer = finding.advice.replace(f" Here: {saving.here}.", "")
     advice = (
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
         f"that enter the collectives late, which overlap does not shorten: {saving.here}."
     )
-    if saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
+    if transfers and saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
         advice += f" For the rest: {transfer}"
-    one_is_late = saving.here.startswith("rank ")
-    return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet if one_is_late else finding.snippet)
+    if saving.here.startswith("rank "):
+        return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet)
+    stacks = _LATE_RANKS.snippet.replace("on the late ranks", "on all ranks")
+    return replace(finding, advice=advice, snippet=finding.snippet if transfers else stacks)
 
 
 def _with_missing_ranks(finding: Finding, saving: Saving, *, is_whole: bool) -> Finding:
