@@ -56,7 +56,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     name = str(exposed.idxmax()) if exposed.sum() > 0 else ""
     dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
     dtype = str(dtypes.idxmax()) if len(dtypes) else ""
-    transfers = _transfers(rows)
+    transfer_frac = _transfer_frac(rows)
+    transfers = transfer_frac >= MIN_TRANSFER_FRAC
     is_wide = dtype in ("float64", "float32") or not (dtype or _computes_in_16_bits(run))
     narrower = ", and 16-bit activations" if is_wide and transfers else ""
     own = rows[rows["name"] == name]
@@ -117,7 +118,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(run, [_with_missing_ranks(f, missing, is_whole=is_whole) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us > saving.saved_us / 2:
-        findings = [_with_waiting(f, saving, transfers=transfers) for f in findings]
+        findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
     transfer = longest_transfer(run)
     on_gpu = str(run.head.config.get("device")).startswith("cuda")
     if transfer is not None and on_gpu and _is_slow(transfer) and any(transfer.words in f.title for f in findings):
@@ -420,15 +421,16 @@ _ASYNCHRONOUS = {
 """How each collective runs beside what is computed before `wait`."""
 
 
-def _transfers(rows: pd.DataFrame) -> bool:
-    """Whether fewer bytes would help: the transfer is more than a small part of exposed communication, or unknown."""
+def _transfer_frac(rows: pd.DataFrame) -> float:
+    """The most of exposed communication that is transfer, as a share of it; what is not known is taken for it."""
     known = rows[rows["transfer_us"].notna()]
     alone_us = float(rows["alone_us"].sum())
     least_us = float(rows["alone_us"].sum() - (known["alone_us"] - known["transfer_us"]).clip(lower=0.0).sum())
-    return least_us >= MIN_TRANSFER_FRAC * alone_us
+    return least_us / alone_us if alone_us > 0 else 1.0
 
 
 MIN_TRANSFER_FRAC = 0.1
+"""Share of it from which fewer bytes help."""
 
 
 def _exchange(dtype: str, *, of_experts: bool, transfers: bool, in_training: bool) -> Remedy:
