@@ -3,11 +3,12 @@
 launch_bound_of_trace(run)     # the finding, if there is one
 """
 
+import re
 from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -65,9 +66,13 @@ def _is_outside(run: Run) -> bool:
     """Whether the host is in no operator for most of the longer gaps: operators that launch late are shortened by what
     shortens launches."""
     windows = window_rows(run)
-    us = {name: float(windows[name].fillna(0.0).sum()) for name in ("host_outside_us", "idle_us", *_OTHER_GAPS)}
-    longer_us = us["idle_us"] - sum(us[name] for name in _OTHER_GAPS)
-    return us["host_outside_us"] >= MIN_OUTSIDE_FRAC * max(0.0, longer_us)
+    return float(windows["host_outside_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
+
+
+def _longer_us(windows: pd.DataFrame) -> float:
+    """The time in longer gaps before late launches, microseconds."""
+    us = {name: float(windows[name].fillna(0.0).sum()) for name in ("idle_us", *_OTHER_GAPS)}
+    return max(0.0, us["idle_us"] - sum(us[name] for name in _OTHER_GAPS))
 
 
 _OTHER_GAPS = ("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us")
@@ -76,11 +81,27 @@ _OTHER_GAPS = ("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us"
 
 def _longer(run: Run) -> str:
     """What to do about longer gaps, as sentences."""
-    has_stacks = facts(run.head.environment, "profiler").get("with_stack")
+    windows, rows = window_rows(run), kernel_rows(run)
+    function, function_us = longest_named(windows, "longer_function")
+    is_named = function_us >= MIN_NAMED_FRAC * _longer_us(windows) > 0
+    in_optimizer = float(windows["longer_optimizer_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
+    in_optimizer |= is_named and _OF_OPTIMIZERS.search(function) is not None
+    if in_optimizer and not _is_fused(rows) and takes_fused(run):
+        place = f"in {function}" if is_named else "in the optimizer's step"
+        return f"In the longer gaps the host is longest {place}: the optimizer's fused=True leaves most of that out."
+    if is_named and not _OF_TORCH.search(function):
+        return f"{_LONGER.replace('may do something else', f'is longest in {function}')}: move such work out of the loop."
+    has_stacks = function or facts(run.head.environment, "profiler").get("with_stack")
     look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
     return f"{_LONGER}: {look}, and move such work out of the loop."
 
 
+MIN_NAMED_FRAC = 0.2
+"""Share of the longer gaps in one Python function from which it is named."""
+_OF_OPTIMIZERS = re.compile(r"\boptim/\w+\.py\(")
+"""Python functions of `torch.optim`."""
+_OF_TORCH = re.compile(r"^<|\btorch/|\b(?:_dynamo|_inductor|_functorch|autograd|nn/modules|optim)/|\b_ops\.py\(")
+"""Those of torch, which a loop calls in any case, and built-in ones."""
 _LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay", "make_graphed")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
@@ -111,10 +132,9 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _ON_NPU
     on_cuda = device.startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
-    fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
     each = optimizer_frac(rows) * launches / max(1.0, steps)
-    is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
+    is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     between = _launches_between_waits(run)
@@ -163,6 +183,11 @@ def _recurrent_frac(rows: pd.DataFrame) -> float:
 MIN_RECURRENT_FRAC = 0.25
 """Share of recurrent layers in the launches from which compiling what is around them leaves too much."""
 _RECURRENT_OPS = r"^(?:aten::(?:gru|lstm|rnn_tanh|rnn_relu|_cudnn_rnn|miopen_rnn)(?:_backward)?|(?:Cudnn|Miopen)Rnn\w*)$"
+
+
+def _is_fused(rows: pd.DataFrame) -> bool:
+    """Whether a fused optimizer runs, or none."""
+    return bool(unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any())
 
 
 def waits_for_device(run: Run) -> bool:

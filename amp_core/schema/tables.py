@@ -355,6 +355,13 @@ TABLES: dict[str, Table] = {
                     "f",
                     "steps of the window with longer gaps of that kind; null where no steps are marked",
                 ),
+                _column("longer_optimizer_us", "f", "part of these gaps in which the host is in an optimizer's step"),
+                _column(
+                    "longer_function",
+                    "s",
+                    "Python function in which the host spent the longest of these gaps, chosen as host_function",
+                ),
+                _column("longer_function_us", "f", "how long it was in that function during them"),
                 _column(
                     "idle_between_waits_us",
                     "f",
@@ -402,6 +409,12 @@ TABLES: dict[str, Table] = {
                     "0 if the device does not mark its steps",
                 ),
                 _column("lead_data_us", "f", "part of lead_us spent loading data; null if nothing marks it"),
+                _column(
+                    "lead_outside_us",
+                    "f",
+                    "part of lead_us without lead_data_us in which the host is in no operator and no call; 0 if no "
+                    "operator was recorded",
+                ),
                 _column(
                     "host_call_op",
                     "s",

@@ -349,6 +349,7 @@ def _idle_columns(
         "host_call_op": _op_of_calls(trace, calling),
         "host_rest_op": longest_op(events, host, rest),
         "host_range": range_of(events, late, spans.low, spans.high),
+        "longer_function": longest_function(events, host, causes.host),
     }
     longest["host_kernel"] = _longest_before(trace, selected, causes)
     after_us, held_us = np.zeros((2, len(trace.waits)))
@@ -370,6 +371,8 @@ def _idle_columns(
         "idle_graph_us": causes.graph_us,
         "idle_dispatch_us": causes.dispatch_us,
         "longer_gap_steps": _steps_with(host, causes.host, spans),
+        "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
+        "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
         "host_call": in_calls.names if in_calls else None,

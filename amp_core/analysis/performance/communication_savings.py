@@ -167,18 +167,21 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     if lag_us is not None:  # where a host waits for its device, it catches up with the late ones
         waited_us = float(theirs["sync_us"].fillna(0.0).sum()) / others / steps
         hosts_us = max(hosts_us, their_step_us - lag_us - waited_us)
+    all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0
+    is_of_hosts = all_hosts_us and is_sure and not slower and set(held) != set(named)
     return Saving(
         "exposed-communication",
         saved_us,
         their_step_us,
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
-        f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}",
+        f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}"
+        f"{', though their own hosts are nearly as slow' if is_of_hosts else ''}",
         f"rank {named[0]}",
         f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
         f"{'' if is_sure else parts}",
         all_waiting=is_sure,
-        all_hosts_us=hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0,
+        all_hosts_us=all_hosts_us,
         late_ranks=tuple(named),
         held_ranks=held,
         slower_ratio=slower,

@@ -71,6 +71,7 @@ def idle_savings(
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
+    before_us = lead + lead_data
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
     late = max(0.0, gaps - sync - wait - latency)
@@ -84,6 +85,14 @@ def idle_savings(
     in_calls = call_us >= host / 2 > 0
     launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
+    elsewhere = float(windows["lead_outside_us"].fillna(0.0).sum()) / steps if lead >= SHORT_LEAD_US else 0.0
+    in_python = ""
+    if launch_bound and elsewhere >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * cost.step_us):
+        host, lead = max(0.0, host - elsewhere), max(0.0, lead - elsewhere)
+        in_python = (
+            f"; for {number(elsewhere / 1e3, 'ms')} before the first kernel the host is in no operator and no call, but "
+            "in Python or other code"
+        )
     short = launch_bound and len(computing) > 0 and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
@@ -111,7 +120,7 @@ def idle_savings(
     marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, host, cost, steps)
     is_told = unit == "step" or in_calls or in_op or marked or outside.startswith(",")
     gap = "" if is_told else _one_gap(windows, host * steps)
-    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}"
+    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
         if len(rows) and (rows["category"] == "communication").all():
@@ -120,10 +129,10 @@ def idle_savings(
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data,
-               before_us=lead + lead_data),
+               before_us=before_us),
         Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
                (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * host else "") or "host", lead_us=lead,
-               before_us=lead + lead_data,
+               before_us=before_us,
                is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {number_of} with the host{in_syncs}", where or "synchronizing calls"),
