@@ -75,7 +75,10 @@ def _longer_us(windows: pd.DataFrame) -> float:
     return max(0.0, us["idle_us"] - sum(us[name] for name in _OTHER_GAPS))
 
 
-_OTHER_GAPS = ("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us")
+_OTHER_GAPS = (
+    *("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us"),
+    "idle_filling_us",
+)
 """What of the idle time is in no longer gap before a late launch."""
 
 
@@ -90,7 +93,9 @@ def _longer(run: Run) -> str:
         place = f"in {function}" if is_named else "in the optimizer's step"
         return f"In the longer gaps the host is longest {place}: the optimizer's fused=True leaves most of that out."
     if is_named and not _OF_TORCH.search(function):
-        return f"{_LONGER.replace('may do something else', f'is longest in {function}')}: move such work out of the loop."
+        return (
+            f"{_LONGER.replace('may do something else', f'is longest in {function}')}: move such work out of the loop."
+        )
     has_stacks = function or facts(run.head.environment, "profiler").get("with_stack")
     look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
     return f"{_LONGER}: {look}, and move such work out of the loop."
@@ -182,7 +187,9 @@ def _recurrent_frac(rows: pd.DataFrame) -> float:
 
 MIN_RECURRENT_FRAC = 0.25
 """Share of recurrent layers in the launches from which compiling what is around them leaves too much."""
-_RECURRENT_OPS = r"^(?:aten::(?:gru|lstm|rnn_tanh|rnn_relu|_cudnn_rnn|miopen_rnn)(?:_backward)?|(?:Cudnn|Miopen)Rnn\w*)$"
+_RECURRENT_OPS = (
+    r"^(?:aten::(?:gru|lstm|rnn_tanh|rnn_relu|_cudnn_rnn|miopen_rnn)(?:_backward)?|(?:Cudnn|Miopen)Rnn\w*)$"
+)
 
 
 def _is_fused(rows: pd.DataFrame) -> bool:
@@ -265,7 +272,7 @@ _BEYOND_CAPTURED = Remedy(
     "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
     "purpose, and replays no graph. The smallest pass has {tokens:,} tokens, and by default none of more than {most} is "
     "captured: let it capture this size, or use larger batches.",
-    '# vLLM: --compilation-config \'{{"max_cudagraph_capture_size": {tokens}}}\'   # or cudagraph_capture_sizes',
+    "# vLLM: --compilation-config '{{\"max_cudagraph_capture_size\": {tokens}}}'   # or cudagraph_capture_sizes",
 )
 MAX_CAPTURED_TOKENS = 512
 """Tokens of the largest pass that vLLM captures unless it is told otherwise."""

@@ -334,6 +334,12 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_latency_us", "f", "the same in gaps below 10 µs, the latency of starting a kernel"),
                 _column(
+                    "idle_filling_us",
+                    "f",
+                    "part of idle_us in the first of several equal passes, while the queue of launches fills: later ones "
+                    "do not wait for launches",
+                ),
+                _column(
                     "idle_late_start_us",
                     "f",
                     "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one device "

@@ -83,6 +83,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_wait_us": 20,
         "idle_wait_lost_us": 0,
         "idle_latency_us": 0,
+        "idle_filling_us": 0,
         "idle_late_start_us": 20,
         "idle_graph_us": 0,
         "copies_alone_us": 2 * 40,

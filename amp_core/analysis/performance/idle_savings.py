@@ -74,7 +74,8 @@ def idle_savings(
     before_us = lead + lead_data
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
-    late = max(0.0, gaps - sync - wait - latency)
+    filling = float(windows["idle_filling_us"].fillna(0.0).sum()) / steps
+    late = max(0.0, gaps - sync - wait - latency - filling)
     host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling)
     computing = rows[rows["category"] != "communication"]
     mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
@@ -201,6 +202,7 @@ def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
     late, the mean in microseconds."""
     others = windows[~windows["rank"].isin(late.late_ranks)]
     causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_profiling_us"]
+    causes += ["idle_filling_us"]
     us = others["idle_us"].fillna(0.0) - others[causes].fillna(0.0).sum(axis=1)
     return float(us.clip(lower=0.0).sum()) / max(1.0, float(others["steps"].fillna(0.0).sum()) or float(len(others)))
 

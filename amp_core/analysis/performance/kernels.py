@@ -52,6 +52,7 @@ _WINDOW_NUMBERS = (
     "idle_wait_us",
     "idle_wait_lost_us",
     "idle_latency_us",
+    "idle_filling_us",
     "idle_late_start_us",
     "idle_graph_us",
     "idle_profiling_us",
