@@ -270,8 +270,8 @@ _OF_ENGINE = Remedy(
 )
 _BEYOND_CAPTURED = Remedy(
     "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
-    "purpose, and replays no graph. The smallest pass has {tokens:,} tokens, and by default none of more than {most} is "
-    "captured: let it capture this size, or use larger batches.",
+    "purpose, and replays no graph. The smallest pass has {tokens:,} tokens, and by default it captures none of more "
+    "than {most}: let it capture this size, or use larger batches.",
     "# vLLM: --compilation-config '{{\"max_cudagraph_capture_size\": {tokens}}}'   # or cudagraph_capture_sizes",
 )
 MAX_CAPTURED_TOKENS = 512

@@ -336,8 +336,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "idle_filling_us",
                     "f",
-                    "part of idle_us in the first of several equal passes, while the queue of launches fills: later ones "
-                    "do not wait for launches",
+                    "part of idle_us in the first of several equal passes, while the queue of launches fills: later "
+                    "ones do not wait for launches",
                 ),
                 _column(
                     "idle_late_start_us",

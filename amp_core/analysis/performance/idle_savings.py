@@ -91,8 +91,8 @@ def idle_savings(
     if launch_bound and elsewhere >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * cost.step_us):
         host, lead = max(0.0, host - elsewhere), max(0.0, lead - elsewhere)
         in_python = (
-            f"; for {number(elsewhere / 1e3, 'ms')} before the first kernel the host is in no operator and no call, but "
-            "in Python or other code"
+            f"; for {number(elsewhere / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
+            "but in Python or other code"
         )
     short = launch_bound and len(computing) > 0 and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
@@ -121,7 +121,8 @@ def idle_savings(
     marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, host, cost, steps)
     is_told = unit == "step" or in_calls or in_op or marked or outside.startswith(",")
     gap = "" if is_told else _one_gap(windows, host * steps)
-    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
+    outside += in_python
+    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
         if len(rows) and (rows["category"] == "communication").all():
