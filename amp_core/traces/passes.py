@@ -93,11 +93,12 @@ def filling_passes(linked: LinkedWork, selected: Bools, late: times.Intervals) -
     when the device waits for launches."""
     work = np.flatnonzero(selected & np.isfinite(linked.launched_us))
     work = work[np.lexsort((linked.start_us[work], linked.launched_us[work]))]
-    period = _period(linked.name[work]) if len(work) and len(late[0]) else None
-    if period is None:
+    names = linked.name[work]
+    period = _period(names) if len(work) and len(late[0]) else None
+    # Layers repeat within one pass, which launches something beside them.
+    if period is None or len(names) % period or (names[period:] != names[:-period]).any():
         return times.NONE
-    begins = np.arange(len(work) % period, len(work), period)
-    begins[0] = 0
+    begins = np.arange(0, len(work), period)
     ends = np.maximum.accumulate(np.maximum.reduceat(linked.end_us[work], begins))
     starts = np.append(linked.start_us[work].min(), ends[:-1])
     us = ends - starts
