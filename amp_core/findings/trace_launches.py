@@ -3,9 +3,12 @@
 launch_bound_of_trace(run)     # the finding, if there is one
 """
 
+import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS
+import pandas as pd
+
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -65,25 +68,50 @@ def _is_outside(run: Run) -> bool:
     """Whether the host is in no operator for most of the longer gaps: operators that launch late are shortened by what
     shortens launches."""
     windows = window_rows(run)
-    us = {name: float(windows[name].fillna(0.0).sum()) for name in ("host_outside_us", "idle_us", *_OTHER_GAPS)}
-    longer_us = us["idle_us"] - sum(us[name] for name in _OTHER_GAPS)
-    return us["host_outside_us"] >= MIN_OUTSIDE_FRAC * max(0.0, longer_us)
+    return float(windows["host_outside_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
 
 
-_OTHER_GAPS = ("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us")
+def _longer_us(windows: pd.DataFrame) -> float:
+    """The time in longer gaps before late launches, microseconds."""
+    us = {name: float(windows[name].fillna(0.0).sum()) for name in ("idle_us", *_OTHER_GAPS)}
+    return max(0.0, us["idle_us"] - sum(us[name] for name in _OTHER_GAPS))
+
+
+_OTHER_GAPS = (
+    *("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us"),
+    "idle_filling_us",
+)
 """What of the idle time is in no longer gap before a late launch."""
 
 
 def _longer(run: Run) -> str:
     """What to do about longer gaps, as sentences."""
-    has_stacks = facts(run.head.environment, "profiler").get("with_stack")
+    windows, rows = window_rows(run), kernel_rows(run)
+    function, function_us = longest_named(windows, "longer_function")
+    is_named = function_us >= MIN_NAMED_FRAC * _longer_us(windows) > 0
+    in_optimizer = float(windows["longer_optimizer_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
+    in_optimizer |= is_named and _OF_OPTIMIZERS.search(function) is not None
+    if in_optimizer and not _is_fused(rows) and takes_fused(run):
+        place = f"in {function}" if is_named else "in the optimizer's step"
+        return f"In the longer gaps the host is longest {place}: the optimizer's fused=True leaves most of that out."
+    if is_named and not _OF_TORCH.search(function):
+        return (
+            f"{_LONGER.replace('may do something else', f'is longest in {function}')}: move such work out of the loop."
+        )
+    has_stacks = function or facts(run.head.environment, "profiler").get("with_stack")
     look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
     return f"{_LONGER}: {look}, and move such work out of the loop."
 
 
 _SLOWED = "Stacks were recorded, which slows Python: time the program without the profiler first."
+MIN_NAMED_FRAC = 0.2
+"""Share of the longer gaps in one Python function from which it is named."""
+_OF_OPTIMIZERS = re.compile(r"\boptim/\w+\.py\(")
+"""Python functions of `torch.optim`."""
+_OF_TORCH = re.compile(r"^<|\btorch/|\b(?:_dynamo|_inductor|_functorch|autograd|nn/modules|optim)/|\b_ops\.py\(")
+"""Those of torch, which a loop calls in any case, and built-in ones."""
 _LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
-_CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay")
+_CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay", "make_graphed")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
 
@@ -112,10 +140,9 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _ON_NPU
     on_cuda = device.startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
-    fused = unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any()
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
     each = optimizer_frac(rows) * launches / max(1.0, steps)
-    is_fused = bool(fused) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
+    is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     between = _launches_between_waits(run)
@@ -131,7 +158,7 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _BESIDE_GRAPH
     if on_cuda and compiled and rows["op"].str.startswith(_ENGINES).any():
         of_vllm = rows["op"].str.startswith("vllm::").any()
-        remedy = IN_PIECES if graphs and is_in_pieces(run) else _OF_ENGINE if not graphs else None
+        remedy = IN_PIECES if graphs and is_in_pieces(run) else _of_engine(run) if not graphs else None
         if remedy is not None:
             return remedy if of_vllm else replace(remedy, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs and compiled and is_in_pieces(run):
@@ -146,11 +173,31 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _COMPILED_ONCE if on_cuda else _COMPILED_ONCE_ELSEWHERE
     if compiled:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
+    if on_cuda and _recurrent_frac(rows) >= MIN_RECURRENT_FRAC:
+        return _RECURRENT if is_fused or not takes_fused(run) else _RECURRENT_AND_OPTIMIZER
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
     if not takes_fused(run):
         return _OWN_OPTIMIZER if on_cuda else _OWN_OPTIMIZER_ELSEWHERE
     return None if on_cuda else _ELSEWHERE
+
+
+def _recurrent_frac(rows: pd.DataFrame) -> float:
+    """The share of recurrent layers, with all their steps in one operator, in the launches."""
+    is_one = rows["top_op"].str.contains(_RECURRENT_OPS) | rows["op"].str.contains(_RECURRENT_OPS)
+    return float(rows["count"][is_one].sum() / max(1.0, rows["count"].sum()))
+
+
+MIN_RECURRENT_FRAC = 0.25
+"""Share of recurrent layers in the launches from which compiling what is around them leaves too much."""
+_RECURRENT_OPS = (
+    r"^(?:aten::(?:gru|lstm|rnn_tanh|rnn_relu|_cudnn_rnn|miopen_rnn)(?:_backward)?|(?:Cudnn|Miopen)Rnn\w*)$"
+)
+
+
+def _is_fused(rows: pd.DataFrame) -> bool:
+    """Whether a fused optimizer runs, or none."""
+    return bool(unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any())
 
 
 def waits_for_device(run: Run) -> bool:
@@ -222,8 +269,27 @@ _ENGINE_GRAPHS = "graph = torch.cuda.CUDAGraph()   # of whole passes: see the en
 _OF_ENGINE = Remedy(
     "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
     "purpose, and replays no graph: let it capture CUDA graphs, or use larger batches.",
-    '# vLLM: without --enforce-eager, and --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
+    '# vLLM: --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
 )
+_BEYOND_CAPTURED = Remedy(
+    "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
+    "purpose, and replays no graph. The smallest pass has {tokens:,} tokens, and by default it captures none of more "
+    "than {most}: let it capture this size, or use larger batches.",
+    "# vLLM: --compilation-config '{{\"max_cudagraph_capture_size\": {tokens}}}'   # or cudagraph_capture_sizes",
+)
+MAX_CAPTURED_TOKENS = 512
+"""Tokens of the largest pass that vLLM captures unless it is told otherwise."""
+
+
+def _of_engine(run: Run) -> Remedy:
+    """Advice where an engine replays no graph, by the tokens of its passes."""
+    tokens = run.head.config.get("pass_tokens")
+    if not isinstance(tokens, int) or tokens <= MAX_CAPTURED_TOKENS:
+        return _OF_ENGINE
+    advice = _BEYOND_CAPTURED.advice.format(tokens=tokens, most=MAX_CAPTURED_TOKENS)
+    return Remedy(advice, _BEYOND_CAPTURED.snippet.format(tokens=tokens))
+
+
 _ON_NPU = Remedy(
     "Faster arithmetic does not help while the device waits. Use larger batches, torch_npu's fused operators and "
     "optimizers, and for inference its graphs.",
@@ -273,6 +339,16 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+_RECURRENT = Remedy(
+    f"{_WAITS} Use larger batches, or capture CUDA graphs by hand: torch.compile leaves recurrent layers out of its "
+    "graphs.",
+    "model = torch.cuda.make_graphed_callables(model, (x,))   # inputs of fixed sizes",
+)
+_RECURRENT_AND_OPTIMIZER = Remedy(
+    f"{_RECURRENT.advice} Use a fused optimizer, too.",
+    f"{_RECURRENT.snippet}\n"
+    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+)
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05

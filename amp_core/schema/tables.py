@@ -334,6 +334,12 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_latency_us", "f", "the same in gaps below 10 µs, the latency of starting a kernel"),
                 _column(
+                    "idle_filling_us",
+                    "f",
+                    "part of idle_us in the first of several equal passes, while the queue of launches fills: later "
+                    "ones do not wait for launches",
+                ),
+                _column(
                     "idle_late_start_us",
                     "f",
                     "part of idle_wait_us with nothing in the trace to wait for: in a window with work on one device "
@@ -355,6 +361,13 @@ TABLES: dict[str, Table] = {
                     "f",
                     "steps of the window with longer gaps of that kind; null where no steps are marked",
                 ),
+                _column("longer_optimizer_us", "f", "part of these gaps in which the host is in an optimizer's step"),
+                _column(
+                    "longer_function",
+                    "s",
+                    "Python function in which the host spent the longest of these gaps, chosen as host_function",
+                ),
+                _column("longer_function_us", "f", "how long it was in that function during them"),
                 _column(
                     "idle_between_waits_us",
                     "f",
@@ -402,6 +415,12 @@ TABLES: dict[str, Table] = {
                     "0 if the device does not mark its steps",
                 ),
                 _column("lead_data_us", "f", "part of lead_us spent loading data; null if nothing marks it"),
+                _column(
+                    "lead_outside_us",
+                    "f",
+                    "part of lead_us without lead_data_us in which the host is in no operator and no call; 0 if no "
+                    "operator was recorded",
+                ),
                 _column(
                     "host_call_op",
                     "s",

@@ -27,6 +27,16 @@ def count_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> int:
     return int(matches[np.asarray(events.calls.name, dtype=np.int64)].sum())
 
 
+_PASS = re.compile(r"execute_context_\d{1,9}\((\d{1,9})\)_generation_\d{1,9}\((\d{1,9})\)$")
+"""A pass of vLLM, which marks how many requests and tokens of prompts and of decoding it has."""
+
+
+def tokens_of_smallest_pass(events: TraceEvents) -> int:
+    """The tokens of the smallest pass that a serving engine marks, beside empty ones; 0 without such marks."""
+    matches = (_PASS.match(text) for text in events.texts)
+    return min((tokens for match in matches if match and (tokens := int(match[1]) + int(match[2]))), default=0)
+
+
 def compiled_calls(events: TraceEvents) -> int:
     """The number of calls of compiled code, without those inside another: one per step unless the graph breaks."""
     return len(_in_operators(events, _COMPILED_CALL)[0])

@@ -131,8 +131,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             config |= {"host_held_op": part.call, "host_held_us": part.call_us}
     if trace.timed_op is not None:
         config["timed_op"], config["timed_op_frac"] = trace.timed_op
-    counts = {name: getattr(trace, name) for name in ("captures", "graph_launches", "graph_builds", "compiled_calls")}
-    config |= {name: count for name, count in counts.items() if count}
+    config |= {name: count for name in _COUNTED if (count := getattr(trace, name))}
     if trace.compiled_launch_frac:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
@@ -166,6 +165,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     return config
 
 
+_COUNTED = ("captures", "graph_launches", "graph_builds", "compiled_calls", "pass_tokens")
+"""What is counted in a trace as a whole, by its name in `Trace`."""
 _FOUND = (
     *("captured_calls", "misclocked", "unequal_products"),
     *(

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
-from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.gpu_work import Bools, LinkedWork
 from amp_core.traces.kernel_rows import Window
 from amp_core.traces.link import Ints
 
@@ -54,9 +55,9 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
     if found is None:
         return None
     launched, begins, period = found
-    times = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
-    times[0] = max(times[0], windows[0].device_start)
-    each = np.diff(times)
+    moments = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
+    moments[0] = max(moments[0], windows[0].device_start)
+    each = np.diff(moments)
     # After the last one may come what is launched once.
     first_us, others_us = float(each[0]), float(each[1 : max(2, len(each) - 1)].mean())
     works_us = float(linked.own_us[launched[: begins[1]]].sum())
@@ -79,6 +80,33 @@ def _begins(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) 
     begins = np.arange(len(names) % period, len(names), period)  # what is launched beside the loop comes first
     begins[0] = 0
     return launched, begins, period
+
+
+MIN_SETTLED, MAX_SETTLED_FRAC = 3, 0.01
+"""Equal passes at least, half of which have to be settled: a pass is that waits for launches for no more than this
+share of it."""
+
+
+def filling_passes(linked: LinkedWork, selected: Bools, late: times.Intervals) -> times.Intervals:
+    """When the first of several equal passes of a device fill the queue of launches: the later half of them never waits
+    for its host, so that in a loop none does. None where it waits, and where the first pass sets things up. `late`:
+    when the device waits for launches."""
+    work = np.flatnonzero(selected & np.isfinite(linked.launched_us))
+    work = work[np.lexsort((linked.start_us[work], linked.launched_us[work]))]
+    names = linked.name[work]
+    period = _period(names) if len(work) and len(late[0]) else None
+    # Layers repeat within one pass, which launches something beside them.
+    if period is None or len(names) % period or (names[period:] != names[:-period]).any():
+        return times.NONE
+    begins = np.arange(0, len(work), period)
+    ends = np.maximum.accumulate(np.maximum.reduceat(linked.end_us[work], begins))
+    starts = np.append(linked.start_us[work].min(), ends[:-1])
+    us = ends - starts
+    waiting = np.flatnonzero(times.overlap_of_each(starts, ends, late) > MAX_SETTLED_FRAC * us)
+    first = int(waiting[-1]) + 1 if len(waiting) else 0
+    if len(us) < MIN_SETTLED or not 0 < first <= len(us) / 2 or us[0] >= MIN_FIRST_RATIO * us[first:].mean():
+        return times.NONE
+    return starts[:1], ends[first - 1 : first]
 
 
 def _period(names: Ints) -> int | None:

@@ -41,6 +41,7 @@ from amp_core.traces.graphs import (
     compiled_calls,
     compiled_launch_frac,
     count_calls,
+    tokens_of_smallest_pass,
 )
 from amp_core.traces.growing_rows import GrowingRows, growing_rows
 from amp_core.traces.host_alone import HostPart, longest_host_part, longest_timed_op
@@ -118,6 +119,8 @@ class Trace:
     """Calls that instantiate or change a graph."""
     compiled_calls: int = 0
     """Calls of compiled code."""
+    pass_tokens: int = 0
+    """Tokens of the smallest pass that a serving engine marks."""
     captured_calls: CapturedCalls | None = None
     """Calls of compiled code in which graphs are captured, if there are several."""
     compiled_launch_frac: float = 0.0
@@ -354,6 +357,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
+        pass_tokens=tokens_of_smallest_pass(events),
         captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,

@@ -1,5 +1,6 @@
 """The rows of `windows` from a trace: how long a device was busy, idle, waiting or communicating."""
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import DATA, EVALUATE, OPTIMIZER, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
 from amp_core.traces.own_ranges import range_of
+from amp_core.traces.passes import filling_passes
 from amp_core.traces.products import product_numbers
 from amp_core.traces.replay import Replay, reach_frac
 
@@ -325,17 +327,24 @@ def _idle_columns(
         linked.stream[selected],
         (trace.call_start[long], trace.call_end[long]),
     )
-    causes = idle_causes(
-        times.without(spans.idle, spans.data),
-        linked.start_us[selected],
-        linked.launched_us[selected],
-        linked.returned_us[selected],
-        linked.in_graph[selected],
-        trace.call_start[trace.waits],
-        trace.call_end[trace.waits],
-        few,
-        replay,
+    explain = functools.partial(
+        idle_causes,
+        starts=linked.start_us[selected],
+        launched=linked.launched_us[selected],
+        returned=linked.returned_us[selected],
+        in_graph=linked.in_graph[selected],
+        wait_starts=trace.call_start[trace.waits],
+        wait_ends=trace.call_end[trace.waits],
+        few=few,
+        replay=replay,
     )
+    idle = times.without(spans.idle, spans.data)
+    causes, filling_us = explain(idle), 0.0
+    filling = times.NONE if host.steps else filling_passes(linked, selected, causes.late)
+    if len(filling[0]):
+        kept = times.overlap_of_each(*idle, times.intersection(causes.late, filling)) <= 0
+        filling_us = times.total(idle) - times.total((idle[0][kept], idle[1][kept]))
+        causes = explain((idle[0][kept], idle[1][kept]))
     late, unfed = times.merged(causes.late, lead), times.intersection(spans.idle, spans.data)
     loading = _loading_alone(trace, selected, spans)
     held = times.merged(late, loading)
@@ -349,6 +358,7 @@ def _idle_columns(
         "host_call_op": _op_of_calls(trace, calling),
         "host_rest_op": longest_op(events, host, rest),
         "host_range": range_of(events, late, spans.low, spans.high),
+        "longer_function": longest_function(events, host, causes.host),
     }
     longest["host_kernel"] = _longest_before(trace, selected, causes)
     after_us, held_us = np.zeros((2, len(trace.waits)))
@@ -367,10 +377,13 @@ def _idle_columns(
         "idle_wait_us": causes.wait_us,
         "idle_wait_lost_us": causes.lost_us,
         "idle_latency_us": causes.latency_us,
+        "idle_filling_us": filling_us,
         "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
         "idle_graph_us": causes.graph_us,
         "idle_dispatch_us": causes.dispatch_us,
         "longer_gap_steps": _steps_with(host, causes.host, spans),
+        "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
+        "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
         "host_call": in_calls.names if in_calls else None,

@@ -22,6 +22,7 @@ from amp_core.analysis.performance.kernels import window_rows
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, size
+from amp_core.traces.window_rows import MIN_LOADING_FRAC
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that no rank leaves before the last one has entered."""
@@ -152,6 +153,32 @@ def _stalled(frame: pd.DataFrame) -> "pd.Series[float]":
     return stalled.where(counts, 0.0).where(frame["last"].notna())
 
 
+def with_late_launches(run: Run, windows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `window_rows` in which a device only communicates while its host stays in a launch no longer than other
+    ranks launch the same collectives after it has entered: one that all have launched waits for no host. Where the
+    other ranks or clocks are not known, as it is."""
+    loading_us, frame = windows["alone_loading_us"].fillna(0.0), collective_rows(run)
+    if frame.empty or not loading_us.sum() > 0:
+        return windows
+    clock = frame["rank"].map(clock_offsets(frame)).astype(float)
+    launched = (frame["launched_us"] - clock).where(frame["last"].notna())
+    keys = [frame[key] for key in KEYS]
+    latest = launched.groupby(keys, dropna=False).transform("max")
+    unknown = launched.isna().groupby(keys, dropna=False).transform("any")
+    late_us = (latest - (frame["ended_us"] - frame["total_us"] - clock)).clip(lower=0.0)
+    late_us = late_us.mask(unknown, frame["alone_us"]).clip(upper=frame["alone_us"]).groupby(frame["rank"]).sum()
+    of_rank_us = loading_us.groupby(windows["rank"]).transform("sum")
+    explained = (windows["rank"].map(late_us) / of_rank_us.where(of_rank_us > 0)).fillna(1.0).clip(upper=1.0)
+    left_us = loading_us * explained
+    left_us = left_us.where(left_us >= MIN_LOADING_FRAC * windows["communication_alone_us"].fillna(0.0), 0.0)
+    calls = {name: (windows[name] - (loading_us - left_us)).clip(lower=0.0) for name in _LOADING_CALLS}
+    return windows.assign(alone_loading_us=left_us, **calls)
+
+
+_LOADING_CALLS = ("host_call_us", "host_call_op_us")
+"""Columns of windows whose times contain `alone_loading_us`."""
+
+
 def collective_table(run: Run) -> pd.DataFrame:
     """One row per kind of collective, dtype, phase and group, the longest first: name, dtype, phase, group, group_size,
     count (per step and rank), message_bytes (mean), ms, alone_ms, waiting_ms, transfer_ms (per step and rank; NaN where
@@ -192,11 +219,14 @@ _COLUMNS += ["transfer_ms", "gb_per_s", "bound"]
 def rank_waiting(run: Run) -> pd.DataFrame:
     """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, stalled_ms (beyond the transfer after all
     have entered), collectives (their number), last_frac (share of them that it enters last), kept_ms (how long each
-    other rank waits for it, on average); times per step. Empty if the traces of fewer than two ranks hold the same
-    collectives."""
+    other rank waits for it, on average), caused_ms (how long the second last rank waits for it: near ties cause
+    nothing); times per step. Empty if the traces of fewer than two ranks hold the same collectives."""
     frame = collective_rows(run)
     frame = frame[frame["last"].notna()]
     per = 1e3 * _steps(run) / max(1, frame["rank"].nunique())
+    waits = frame[frame["rank"] != frame["last"]]
+    caused = waits.groupby([waits[key] for key in (*KEYS, "last")], dropna=False)["waiting_us"].min()
+    caused_us = caused.groupby(level="last").sum()
     rows = []
     for rank, part in frame.groupby(frame["rank"].astype(int)):
         kept = frame[(frame["last"] == rank) & (frame["rank"] != rank)]
@@ -211,9 +241,11 @@ def rank_waiting(run: Run) -> pd.DataFrame:
                 "collectives": len(part),
                 "last_frac": float((part["last"] == rank).mean()),
                 "kept_ms": kept["waiting_us"].sum() / per / others,
+                "caused_ms": caused_us.get(rank, 0.0) / per,
             }
         )
     columns = ["rank", "ms", "waiting_ms", "transfer_ms", "stalled_ms", "collectives", "last_frac", "kept_ms"]
+    columns += ["caused_ms"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -232,8 +264,8 @@ MIN_LAST_FRAC, MIN_KEPT_FRAC = 0.2, 0.25
 """A rank that enters at least this share of the collectives last, and for which the others wait at least that part of
 the longest wait, is late too."""
 MIN_CHANCE_RATIO = 1.5
-"""A late rank enters that many times as many collectives last as it would by chance, which is one in as many as there
-are ranks: three of four with two ranks, three of sixteen with eight."""
+"""A late rank causes that many times as much of the waiting as it would by chance, which is one part in as many as
+there are ranks: three of four with two ranks, three of sixteen with eight."""
 
 MOST_KEPT_FRAC = 0.8
 """A rank for which the others wait that share of all waiting is late, however often it enters last."""
@@ -245,7 +277,7 @@ def late_ranks(run: Run) -> pd.DataFrame:
     longest_ms = float(table["kept_ms"].max()) if len(table) > 1 else 0.0
     often = (table["last_frac"] >= MIN_LAST_FRAC) & (table["kept_ms"] >= MIN_KEPT_FRAC * longest_ms)
     late = (table["kept_ms"] >= LATE_FRAC * longest_ms) | often
-    late &= table["last_frac"] >= min(1.0, MIN_CHANCE_RATIO / max(1, len(table)))
+    late &= table["caused_ms"] >= min(1.0, MIN_CHANCE_RATIO / max(1, len(table))) * table["caused_ms"].sum()
     late |= table["kept_ms"] >= MOST_KEPT_FRAC * table["kept_ms"].sum()
     return table[late & (longest_ms > 0)].sort_values("kept_ms", ascending=False, ignore_index=True)
 

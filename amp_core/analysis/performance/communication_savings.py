@@ -26,6 +26,7 @@ from amp_core.analysis.performance.collectives import (
     slow_collectives,
     uneven_collectives,
     waited_for,
+    with_late_launches,
 )
 from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import between_collectives_us, kernel_rows, window_rows
@@ -52,7 +53,7 @@ MAX_RANKS_NAMED = 4
 def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
     """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
-    windows = window_rows(run)
+    windows = with_late_launches(run, window_rows(run))
     steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
     measured, loading = communication, alone_loading_us(windows) / steps
     communication = max(0.0, communication - loading)
@@ -128,7 +129,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     if late.empty:
         return None
     waiting_us = rows[["waiting_us", "alone_us"]].min(axis=1).where(rows["waiting_us"].notna(), 0.0)
-    named, windows = late["rank"].tolist(), window_rows(run)
+    named, windows = late["rank"].tolist(), with_late_launches(run, window_rows(run))
     waits = ~rows["rank"].isin(named)
     exposed_us = float(rows["alone_us"][waits].sum())
     if waiting_us[waits].sum() < MIN_WAITING_FRAC * exposed_us or exposed_us <= 0:
@@ -166,18 +167,21 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     if lag_us is not None:  # where a host waits for its device, it catches up with the late ones
         waited_us = float(theirs["sync_us"].fillna(0.0).sum()) / others / steps
         hosts_us = max(hosts_us, their_step_us - lag_us - waited_us)
+    all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0
+    is_of_hosts = all_hosts_us and is_sure and not slower and set(held) != set(named)
     return Saving(
         "exposed-communication",
         saved_us,
         their_step_us,
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
         f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
-        f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}",
+        f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}"
+        f"{', though their own hosts are nearly as slow' if is_of_hosts else ''}",
         f"rank {named[0]}",
         f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
         f"{'' if is_sure else parts}",
         all_waiting=is_sure,
-        all_hosts_us=hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0,
+        all_hosts_us=all_hosts_us,
         late_ranks=tuple(named),
         held_ranks=held,
         slower_ratio=slower,
@@ -269,6 +273,22 @@ def _idle_of_late(
         for rank in shown
     )
     return f"{each} of the {unit}, the others' for {number(float(idle_ms.drop(late).mean()), 'ms')}", held
+
+
+def _idle_instead(run: Run, late: pd.DataFrame, unit: str) -> str:
+    """How long the GPU of one late rank is idle, and those of the others, in words; empty where that does not explain
+    why the others wait for it. `late`: rows of `rank_waiting`."""
+    windows, ranks = window_rows(run), late["rank"].tolist()
+    steps = max(1.0, float(windows["steps"].fillna(1.0).sum()) / windows["rank"].nunique())
+    idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
+    beyond_ms = idle_ms[ranks[0]] - idle_ms.drop(ranks[0]).mean()
+    if len(late) > 1 or beyond_ms < MIN_EXPLAINED_FRAC * late["kept_ms"].iloc[0]:
+        return ""
+    return _idle_of_late(windows, ranks, ranks, steps, unit)[0]
+
+
+MIN_EXPLAINED_FRAC = 0.5
+"""Share of the waiting for one rank that its GPU is idle beyond the others' from which that is told."""
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -373,6 +393,8 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             who = f"{len(late)} of {ranks} ranks each enter"
             varies = "" if stalls else _varies(run)
             return words, f"no rank is late alone: {who} {often}{varies}"
+        if len(late) == 1:
+            words = words.replace(" for others", f" for others, most of it for rank {late['rank'].iloc[0]}", 1)
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "
@@ -380,6 +402,7 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             for rank, share, kept_ms in zip(late["rank"], _last(late), late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"
+        look_at = _idle_instead(run, late, unit) or look_at
         if of_these:
             look_at = "a rank whose trace is missing may enter later still"
         return words, f"{'; '.join([first, *others])}: {look_at}"

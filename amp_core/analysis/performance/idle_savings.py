@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.kernels import (
     first_calls_of,
     kernel_rows,
@@ -45,6 +46,7 @@ def idle_savings(
 ) -> list[Saving]:
     """Savings of these windows per step. `between_us` of the time before late launches is told with the collectives
     that it lies between."""
+    windows = with_late_launches(run, windows)
     data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
     sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
     wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
@@ -67,9 +69,11 @@ def idle_savings(
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
+    before_us = lead + lead_data
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
-    late = max(0.0, gaps - sync - wait - latency)
+    filling = float(windows["idle_filling_us"].fillna(0.0).sum()) / steps
+    late = max(0.0, gaps - sync - wait - latency - filling)
     host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling)
     computing = rows[rows["category"] != "communication"]
     mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
@@ -80,6 +84,14 @@ def idle_savings(
     in_calls = call_us >= host / 2 > 0
     launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
     code = "launch-bound" if launch_bound else "host-bound"
+    elsewhere = float(windows["lead_outside_us"].fillna(0.0).sum()) / steps if lead >= SHORT_LEAD_US else 0.0
+    in_python = ""
+    if launch_bound and elsewhere >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * cost.step_us):
+        host, lead = max(0.0, host - elsewhere), max(0.0, lead - elsewhere)
+        in_python = (
+            f"; for {number(elsewhere / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
+            "but in Python or other code"
+        )
     short = launch_bound and len(computing) > 0 and mean_us < MAX_SHORT_US
     kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
     of_optimizer = optimizer_frac(rows)
@@ -107,6 +119,7 @@ def idle_savings(
     marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, host, cost, steps)
     is_told = unit == "step" or in_calls or in_op or marked or outside.startswith(",")
     gap = "" if is_told else _one_gap(windows, host * steps)
+    outside += in_python
     why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}"
     if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
@@ -116,10 +129,10 @@ def idle_savings(
     return [
         Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
                f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data,
-               before_us=lead + lead_data),
+               before_us=before_us),
         Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
                (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * host else "") or "host", lead_us=lead,
-               before_us=lead + lead_data,
+               before_us=before_us,
                is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
         Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
                f"after {before_idle} with the host{in_syncs}{of_values}", where or "synchronizing calls"),
@@ -195,6 +208,7 @@ def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
     late, the mean in microseconds."""
     others = windows[~windows["rank"].isin(late.late_ranks)]
     causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_profiling_us"]
+    causes += ["idle_filling_us"]
     us = others["idle_us"].fillna(0.0) - others[causes].fillna(0.0).sum(axis=1)
     return float(us.clip(lower=0.0).sum()) / max(1.0, float(others["steps"].fillna(0.0).sum()) or float(len(others)))
 

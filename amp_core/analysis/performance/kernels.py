@@ -26,7 +26,7 @@ _NUMBERS = (
     *("step", "steps", "count", "total_us", "rank", "longest_us", "beside_us", "counted_us", "moved_bytes"),
     "lone_us",
 )
-_FUNCTIONS = ("host_function", "data_function")
+_FUNCTIONS = ("host_function", "data_function", "longer_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")
 _WINDOW_NUMBERS = (
     "step",
@@ -53,6 +53,7 @@ _WINDOW_NUMBERS = (
     "idle_wait_us",
     "idle_wait_lost_us",
     "idle_latency_us",
+    "idle_filling_us",
     "idle_late_start_us",
     "idle_graph_us",
     "idle_profiling_us",
@@ -77,6 +78,9 @@ _WINDOW_NUMBERS = (
     "alone_loading_us",
     "longest_idle_us",
     "longer_gap_steps",
+    "longer_optimizer_us",
+    "longer_function_us",
+    "lead_outside_us",
     "reach_frac",
 )
 
@@ -243,7 +247,8 @@ def _with_first_wait(frame: pd.DataFrame) -> pd.DataFrame:
     lead, data = (frame[name].where(several, 0.0).fillna(0.0) for name in ("lead_us", "lead_data_us"))
     for name, more in (("wall_us", lead), ("idle_us", lead), ("idle_data_us", data)):
         frame[name] = frame[name] + more
-    frame["lead_us"] = frame["lead_us"].mask(several, 0.0)
+    for name in ("lead_us", "lead_outside_us"):
+        frame[name] = frame[name].mask(several, 0.0)
     frame["lead_data_us"] = frame["lead_data_us"].mask(several & frame["lead_data_us"].notna(), 0.0)
     return frame
 

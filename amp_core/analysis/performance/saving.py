@@ -16,7 +16,7 @@ from amp_core.text.formatting import number
 MIN_SAVED_FRAC = 0.05
 """Smaller savings are not reported."""
 MIN_INSIDE_FRAC = 0.01
-"""Share of a saving from which its part within the step is told beside one before it."""
+"""Share of a saving from which its part within the step is told beside one before it, and the other way round."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Saving:
     def how_much(self, unit: str = "") -> str:
         """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
         per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
-        if not self.lead_us:
+        if self.lead_us < MIN_INSIDE_FRAC * self.saved_us or not self.lead_us:
             when = ", once the device no longer waits" if self.waits_for_idle else ""
             return f"up to {number(self.saved_us / 1e3)} of {step}{per}{when}"
         inside, before = round(self.saved_us - self.lead_us, 1), number(self.lead_us / 1e3, "ms")

@@ -103,7 +103,7 @@ def tf32_baseline(run: Run) -> list[Finding]:
 
 def _tf32_switches(tf32: pd.DataFrame) -> str:
     """Code that switches off what these kernels show to be on: products and cuDNN have settings of their own."""
-    by_cudnn = tf32["category"] == "conv"
+    by_cudnn = (tf32["category"] == "conv") | tf32["op"].str.contains("_cudnn_rnn", regex=False)
     lines = [line for line, on in zip(_SWITCHES, ((~by_cudnn).any(), by_cudnn.any()), strict=True) if on]
     return "\n".join(lines)
 

@@ -56,7 +56,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     name = str(exposed.idxmax()) if exposed.sum() > 0 else ""
     dtypes = rows[rows["name"] == name].groupby("dtype")["alone_us"].sum()
     dtype = str(dtypes.idxmax()) if len(dtypes) else ""
-    transfers = _transfers(rows)
+    transfer_frac = _transfer_frac(rows)
+    transfers = transfer_frac >= MIN_TRANSFER_FRAC
     is_wide = dtype in ("float64", "float32") or not (dtype or _computes_in_16_bits(run))
     narrower = ", and 16-bit activations" if is_wide and transfers else ""
     own = rows[rows["name"] == name]
@@ -85,9 +86,10 @@ def exposed_communication(run: Run) -> list[Finding]:
         f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
         _ASYNCHRONOUS.get(name, _ASYNCHRONOUS["all_reduce"]),
     )
-    if hidden := _hidden_at_most(savings):
+    hidden = _hidden_at_most(savings)
+    if hidden:
         inference = replace(inference, advice=f"{inference.advice} {hidden}")
-    special = _special(run, own, name)
+    special = _special(run, own, name) or _functional(run, own, hidden, narrower=bool(narrower))
     inference = special or inference
     if of_experts and special is None:
         inference = exchange
@@ -116,7 +118,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(run, [_with_missing_ranks(f, missing, is_whole=is_whole) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us > saving.saved_us / 2:
-        findings = [_with_waiting(f, saving) for f in findings]
+        findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
     transfer = longest_transfer(run)
     on_gpu = str(run.head.config.get("device")).startswith("cuda")
     if transfer is not None and on_gpu and _is_slow(transfer) and any(transfer.words in f.title for f in findings):
@@ -165,6 +167,28 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
     return None
 
 
+def _functional(run: Run, rows: pd.DataFrame, hidden: str, *, narrower: bool) -> Remedy | None:
+    """Advice where most of the collectives are DTensor's or functional ones, which are asynchronous; None for others.
+    `narrower`: whether fewer bits are; `hidden`: what is said of overlap."""
+    kernels = kernel_rows(run)
+    kernels = kernels[kernels["name"].isin(set(rows["kernel"]))]
+    us = float(kernels["total_us"][kernels["top_op"].str.contains(_FUNCTIONAL_OPS)].sum())
+    if us < MIN_FUNCTIONAL_FRAC * float(kernels["total_us"].sum()) or us <= 0:
+        return None
+    also = ", shard the model differently, or exchange 16 bits" if narrower else ", or shard the model differently"
+    return replace(_FUNCTIONAL, advice=f"{_FUNCTIONAL.advice}{also}.{f' {hidden}' if hidden else ''}{_OTHER_RANKS}")
+
+
+MIN_FUNCTIONAL_FRAC = 0.5
+"""Share of such collectives from which that is told."""
+_FUNCTIONAL_OPS = r"^(?:_?c10d_functional::|Redistribute)"
+"""Operators of functional collectives, and DTensor's around them."""
+_FUNCTIONAL = Remedy(
+    "These collectives are DTensor's or functional ones, asynchronous already, but what comes next needs their "
+    "results. Let tensor parallelism overlap parts of them with products",
+    "torch._inductor.config._micro_pipeline_tp = True   # asynchronous tensor parallelism\n"
+    "model = torch.compile(model)",
+)
 MIN_CAPTURED_FRAC, MIN_TINY_FRAC, MAX_ALONE_FRAC = 0.9, 0.5, 0.6
 MAX_TINY_BYTES = 512
 """Messages up to this hold a few values, as sizes, and are bound by latency."""
@@ -187,7 +211,7 @@ _TINY = Remedy(
 _OVERLAPPED = Remedy(
     "Most of this communication runs beside computing already, and this is what is left: give it more to run beside, "
     "or exchange fewer bytes." + _OTHER_RANKS,
-    "work = torch.distributed.all_to_all_single(out, x, async_op=True)   # earlier, or with more before work.wait()",
+    "...   # more that does not depend on what is exchanged\nwork.wait()",
 )
 MIN_LARGE_US = 1000.0
 """Mean time of collectives that are bound by their bytes, and not by their number."""
@@ -241,17 +265,20 @@ _NOTHING_BESIDE = Remedy(
 )
 
 
-def _with_waiting(finding: Finding, saving: Saving) -> Finding:
-    """The finding with the waiting for late ranks first, and what else it advises for the transfer alone."""
+def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Finding:
+    """The finding with the waiting for late ranks first, and what else it advises for the transfer alone; without that
+    where no more than a small part is transfer."""
     transfer = finding.advice.replace(f" Here: {saving.here}.", "")
     advice = (
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
         f"that enter the collectives late, which overlap does not shorten: {saving.here}."
     )
-    if saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
+    if transfers and saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
         advice += f" For the rest: {transfer}"
-    one_is_late = saving.here.startswith("rank ")
-    return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet if one_is_late else finding.snippet)
+    if saving.here.startswith("rank "):
+        return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet)
+    stacks = _LATE_RANKS.snippet.replace("on the late ranks", "on all ranks")
+    return replace(finding, advice=advice, snippet=finding.snippet if transfers else stacks)
 
 
 def _with_missing_ranks(finding: Finding, saving: Saving, *, is_whole: bool) -> Finding:
@@ -394,15 +421,16 @@ _ASYNCHRONOUS = {
 """How each collective runs beside what is computed before `wait`."""
 
 
-def _transfers(rows: pd.DataFrame) -> bool:
-    """Whether fewer bytes would help: the transfer is more than a small part of exposed communication, or unknown."""
+def _transfer_frac(rows: pd.DataFrame) -> float:
+    """The most of exposed communication that is transfer, as a share of it; what is not known is taken for it."""
     known = rows[rows["transfer_us"].notna()]
     alone_us = float(rows["alone_us"].sum())
     least_us = float(rows["alone_us"].sum() - (known["alone_us"] - known["transfer_us"]).clip(lower=0.0).sum())
-    return least_us >= MIN_TRANSFER_FRAC * alone_us
+    return least_us / alone_us if alone_us > 0 else 1.0
 
 
 MIN_TRANSFER_FRAC = 0.1
+"""Share of it from which fewer bytes help."""
 
 
 def _exchange(dtype: str, *, of_experts: bool, transfers: bool, in_training: bool) -> Remedy:
