@@ -262,6 +262,12 @@ TABLES: dict[str, Table] = {
                     "part of total_us in launches with no kernel right before or after on the stream that is of a kind "
                     "that compilers fuse; 0 on a CPU",
                 ),
+                _column(
+                    "scores_us",
+                    "f",
+                    "part of total_us between two products of batches with a softmax and no other product between "
+                    "them: on the scores of attention; 0 on a CPU",
+                ),
             ),
         ),
         Table(

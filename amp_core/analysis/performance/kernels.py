@@ -25,6 +25,7 @@ _TEXTS = (
 _NUMBERS = (
     *("step", "steps", "count", "total_us", "rank", "longest_us", "beside_us", "counted_us", "moved_bytes"),
     "lone_us",
+    "scores_us",
 )
 _FUNCTIONS = ("host_function", "data_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")

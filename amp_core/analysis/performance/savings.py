@@ -65,6 +65,8 @@ SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
 CASTS_BETWEEN = "casts between products"
+MIN_OF_SCORES_FRAC = 0.1
+"""Share of other kernels in those on the scores of attention from which they are told beside the softmax."""
 MIN_LONE_FRAC = 0.02
 """Share of the step from which casts that nothing is fused with are told."""
 MIN_FUSED_KERNELS = 1.5
@@ -429,7 +431,12 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
     us = float(bound["total_us"].sum()) / steps
     lone_us = float(bound["lone_us"].fillna(0.0)[bound["category"] == "cast"].sum()) / steps
     lone_us = lone_us if lone_us >= MIN_LONE_FRAC * cost.step_us else 0.0
-    in_steps = float(bound["total_us"][bound["op"] == SOFTMAX].sum()) / steps if has_attention_in_steps(rows) else 0.0
+    # Fused attention keeps the scores on the chip: neither its softmax nor what scales, masks or casts them remains.
+    softmax_us = bound["total_us"].where(bound["op"] == SOFTMAX, 0.0)
+    in_steps_us = np.maximum(softmax_us, bound["total_us"].clip(upper=bound["scores_us"].fillna(0.0)))
+    is_in_steps = has_attention_in_steps(rows)
+    in_steps = float(in_steps_us.sum()) / steps if is_in_steps else 0.0
+    beside_us = in_steps - float(softmax_us.sum()) / steps
     longest = longest_name(bound, "op")
     its_us = float(bound["total_us"][bound["op"] == longest].sum()) / steps
     both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
@@ -438,13 +445,16 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
     if lone_us:
         share = f"{step_share(lone_us, cost)} of the {unit}"
         why = f"fusing halves the memory traffic, and {CASTS_BETWEEN}, {share}, vanish where tensors have their type"
+    without = ", and fused attention needs no softmax" if in_steps else ""
+    if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
+        without += ", nor the other kernels on its scores"
     return Saving(
         "memory-bound-kernels",
         FUSED_FRAC * (us - in_steps - lone_us) + in_steps + lone_us,
         cost.step_us,
         f"Unfused norms, elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{apart}"
-        f"{alone}; {why}{', and fused attention needs no softmax' if in_steps else ''}",
-        longest or longest_name(bound, "name"),
+        f"{alone}; {why}{without}",
+        SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
     )
 

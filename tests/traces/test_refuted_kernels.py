@@ -1,0 +1,50 @@
+"""Kernels, copies and devices of traces whose statements or advice were wrong: what attention in steps, graphs, copies
+and a slow device save, and what is advised for them."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+A100 = ("NVIDIA A100-SXM4-80GB", (8, 0))
+
+
+def finding_of(run, code):
+    (finding,) = [f for f in diagnose(run) if f.code == code]
+    return finding
+
+
+def operators(*of_each, every=100):
+    """A trace of operators, one kernel each, which run one after the other: (operator, kernel, µs)."""
+    trace, at = Made(), 1000.0
+    for n, (op, kernel, us) in enumerate(of_each):
+        trace.op(op, every * n, 20, **{"Input type": ["c10::Half"]})
+        trace.kernel(kernel, at, us, every * n + 5)
+        at += us
+    return trace
+
+
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float>"
+
+
+@pytest.mark.parametrize(
+    ("middle", "saved_us"),
+    [
+        # Scale, mask and cast between the products vanish with the softmax.
+        ([("aten::mul", made.RELU, 100), ("aten::_softmax", SOFTMAX, 200), ("aten::copy_", made.CAST, 100)], 400 + 50),
+        # What another product is made of is none of the scores.
+        ([("aten::_softmax", SOFTMAX, 200), ("aten::mm", made.GEMM, 50), ("aten::mul", made.RELU, 200)], 200 + 150),
+    ],
+)
+def test_kernels_on_the_scores_of_attention_vanish_with_the_softmax(tmp_path, middle, saved_us):
+    bmm = ("aten::bmm", made.GEMM, 200)
+    run = run_of(tmp_path, operators(bmm, *middle, bmm, ("aten::mul", made.RELU, 100)), *A100)
+    saving = possible_savings(run).of("memory-bound-kernels")
+    assert saving.saved_us == saved_us
+    assert ("nor the other kernels on its scores" in saving.what) == (saved_us == 450)
+    finding = finding_of(run, "memory-bound-kernels")
+    assert (finding.where == "aten::_softmax") == (saved_us == 450)
+    assert ("scaled_dot_product_attention" in finding.snippet) == (saved_us == 450)
