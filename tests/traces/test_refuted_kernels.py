@@ -48,3 +48,27 @@ def test_kernels_on_the_scores_of_attention_vanish_with_the_softmax(tmp_path, mi
     finding = finding_of(run, "memory-bound-kernels")
     assert (finding.where == "aten::_softmax") == (saved_us == 450)
     assert ("scaled_dot_product_attention" in finding.snippet) == (saved_us == 450)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_copies_around_a_graph_of_compiled_code_are_its_inputs_and_outputs(tmp_path, graphs):
+    trace = Made()
+    trace.op("CompiledFunction", 0, 900)
+    for n in range(12):
+        op = "aten::copy_" if n < 6 else "aten::clone"
+        trace.op(op, 20 * n + (400 if n >= 6 else 0), 10)
+        trace.kernel("Memcpy DtoD (Device -> Device)", 100 * n + 100 + (3000 if n >= 6 else 0), 100,
+                     20 * n + 2 + (400 if n >= 6 else 0), sort="copy")  # fmt: skip
+    for n in range(12):
+        if graphs and n == 0:
+            trace.event("call", "cudaGraphLaunch", 300, 5, 1, correlation=99)
+        if graphs:
+            trace.event("kernel", made.RELU, 700 + 250 * n, 250, "stream 7", correlation=99, device=0, stream=7)
+        else:
+            trace.op("aten::relu", 250 + 10 * n, 8)
+            trace.kernel(made.RELU, 700 + 250 * n, 250, 252 + 10 * n)
+    run = run_of(tmp_path, trace, *A100)
+    copies, unfused = (finding_of(run, code) for code in ("copies", "memory-bound-kernels"))
+    assert copies.advice.startswith("Each call of compiled code replays a graph" if graphs else "Compiled code itself")
+    assert ("launches one kernel per operator" in unfused.advice) != graphs
+    assert all(('"reduce-overhead"' in f.snippet) == graphs for f in (copies, unfused))

@@ -177,6 +177,15 @@ def is_compiled_without_fusion(run: Run) -> bool:
     return calls <= steps and in_each >= MIN_COMPILED_LAUNCHES and not fused.any()
 
 
+def replays_unfused_graphs(run: Run) -> bool:
+    """Whether each call of compiled code launches a graph whose kernels are torch's own, one per operator, as those of
+    the backend `cudagraphs`."""
+    launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
+    if not isinstance(launches, int) or not isinstance(calls, int) or not launches >= calls > 0:
+        return False
+    return not kernel_rows(run)["name"].str.contains("triton", regex=False).any()
+
+
 MIN_COMPILED_LAUNCHES = 10.0
 """Launches of one call of compiled code from which some of them could be fused."""
 

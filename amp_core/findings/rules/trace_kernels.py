@@ -15,6 +15,7 @@ from amp_core.analysis.performance.kernels import (
     is_trace,
     kernel_rows,
     on_cpu,
+    replays_unfused_graphs,
     takes_fused,
     window_rows,
     without_ranges,
@@ -355,7 +356,8 @@ def _memory_bound(run: Run) -> list[Finding]:
         advice = f"{in_steps.advice} For the rest, compile the model."
         return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]
     if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
-        return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
+        remedy = _UNFUSED_GRAPHS if replays_unfused_graphs(run) else _UNFUSED
+        return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
     gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
     if findings and gpu.capability is not None and gpu.known and gpu.capability < MIN_TRITON_CAPABILITY:
         return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
@@ -379,6 +381,11 @@ _UNFUSED = Remedy(
     "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
     "does not fuse. Take one that does, as inductor.",
     'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
+_UNFUSED_GRAPHS = Remedy(
+    "These kernels are memory-bound, and run in graphs of compiled code that hold one kernel per operator: its backend "
+    "does not fuse. Take inductor, which fuses and captures graphs too.",
+    'model = torch.compile(model, mode="reduce-overhead")   # of inductor, instead of backend="cudagraphs"',
 )
 
 
