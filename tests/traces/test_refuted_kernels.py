@@ -72,3 +72,15 @@ def test_copies_around_a_graph_of_compiled_code_are_its_inputs_and_outputs(tmp_p
     assert copies.advice.startswith("Each call of compiled code replays a graph" if graphs else "Compiled code itself")
     assert ("launches one kernel per operator" in unfused.advice) != graphs
     assert all(('"reduce-overhead"' in f.snippet) == graphs for f in (copies, unfused))
+
+
+@pytest.mark.parametrize(("types", "converts"), [(["c10::Half", "c10::Half"], False), (["c10::Half", "float"], True)])
+def test_only_what_is_converted_is_told_to_be_converted_on_the_device(tmp_path, types, converts):
+    trace = Made()
+    trace.kernel(made.RELU, 10, 100, 2)
+    trace.op("aten::to", 120, 4000, **{"Input type": [types[1]]})
+    trace.op("aten::copy_", 130, 3900, **{"Input type": [*types, "Scalar"], "Input Dims": [[8, 16], [8, 16], []]})
+    trace.kernel(made.RELU, 4200, 100, 4150)
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert finding.where == "aten::to" and ("convert on the device" in finding.advice) == converts
+    assert ("torch.float16" in finding.snippet) == converts and "bfloat16" not in finding.snippet
