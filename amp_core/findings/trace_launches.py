@@ -68,7 +68,9 @@ def _is_outside(run: Run) -> bool:
     return us["host_outside_us"] >= MIN_OUTSIDE_FRAC * max(0.0, longer_us)
 
 
-_OTHER_GAPS = ("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us")
+_OTHER_GAPS = (
+    *("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us", "idle_elsewhere_us"),
+)
 """What of the idle time is in no longer gap before a late launch."""
 
 

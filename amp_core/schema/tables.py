@@ -429,6 +429,18 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
                 _column(
+                    "idle_elsewhere_us",
+                    "f",
+                    "part of idle_us without idle_data_us in which another device of the process works, and which has "
+                    "no other cause here",
+                ),
+                _column(
+                    "idle_copy_us",
+                    "f",
+                    "part of lead_us and of idle_us before late launches right before or after a copy to the device "
+                    "from memory that is not pinned, in gaps below 300 µs",
+                ),
+                _column(
                     "idle_profiling_us",
                     "f",
                     "part of lead_us, of alone_loading_us and of idle_us before late launches in which the profiler "

@@ -29,6 +29,8 @@ def of_scores(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
     multiplies, copies = (np.array([kind in of for kind in kinds], dtype=bool) for of in (GEMM_CATEGORIES, COPIES))
     order = np.lexsort((linked.start_us, linked.stream, linked.device))
     order = order[~copies[linked.name[order]]]
+    if not len(order):
+        return found
     op = np.where(linked.op[order] >= 0, np.asarray(events.spans.name)[linked.op[order]], -1)
     of_batches, softmax = in_product[op] & (op >= 0), in_softmax[op] & (op >= 0)
     place = np.stack([linked.device[order], linked.stream[order]])

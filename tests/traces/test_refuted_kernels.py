@@ -84,3 +84,51 @@ def test_only_what_is_converted_is_told_to_be_converted_on_the_device(tmp_path, 
     finding = finding_of(run_of(tmp_path, trace), "host-bound")
     assert finding.where == "aten::to" and ("convert on the device" in finding.advice) == converts
     assert ("torch.float16" in finding.snippet) == converts and "bfloat16" not in finding.snippet
+
+
+def test_pinned_copies_on_streams_of_their_own_save_what_narrower_ones_and_the_other_way_leave(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(made.COPY, 10, 980, 2, sort="copy", stream=20)
+    trace.kernel("Memcpy DtoH (Device -> Pinned)", 10, 580, 5, sort="copy", stream=24)
+    saving = possible_savings(run_of(tmp_path, trace, *A100)).of("copies")
+    assert saving.saved_us == 400
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel(made.COPY, 10, 800, 2, sort="copy", stream=20)
+    trace.kernel(made.RELU, 810, 180, 12)
+    saving = possible_savings(run_of(tmp_path / "alone", trace, *A100)).of("copies")
+    assert saving.saved_us == 600
+
+
+PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
+
+
+@pytest.mark.parametrize(("kernels", "is_of_copies"), [(1, True), (20, False)])
+def test_idle_time_beside_a_copy_that_blocks_is_the_copys(tmp_path, kernels, is_of_copies):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 925 + 100 * kernels, 1)
+    trace.kernel(PAGEABLE, 140, 800, 80, sort="copy", call_us=850)
+    for n in range(kernels):
+        trace.kernel(made.RELU, 1000 + 100 * n, 10, 995 + 100 * n)
+        trace.kernel(made.RELU, 1010 + 100 * n, 10, 998 + 100 * n)
+    run = run_of(tmp_path, trace, *A100)
+    codes = [f.code for f in diagnose(run)]
+    assert ("launch-bound" in codes) != is_of_copies
+    assert ("right before and after, it is idle" in finding_of(run, "copies").title) == is_of_copies
+
+
+def test_figures_of_one_device_are_not_those_of_the_mean_and_it_waits_for_the_other(tmp_path):
+    """A copy to device 1, and kernels of device 0 before the next copy."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.kernel(PAGEABLE, 10, 4000, 2, sort="copy", device=1)
+    trace.events[-1]["args"]["bytes"] = 20 << 20
+    trace.kernel(made.RELU, 4020, 395, 4016, device=0)
+    trace.kernel(PAGEABLE, 4420, 10, 4417, sort="copy", device=1)
+    trace.events[-1]["args"]["bytes"] = 0
+    run = run_of(tmp_path, trace, *A100)
+    assert "moves 20.0 MiB" in finding_of(run, "copies").title
+    windows = run.windows.set_index("device")
+    assert windows["idle_elsewhere_us"].tolist() == [4010, 395]
+    assert not {"launch-bound", "host-bound"} & {f.code for f in diagnose(run)}

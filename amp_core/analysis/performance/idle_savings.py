@@ -69,10 +69,13 @@ def idle_savings(
     latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
+    copying_us = beside_copies_us(windows, cost, steps)
     loading_us = alone_loading_us(windows) / steps
     profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
-    late = max(0.0, gaps - sync - wait - latency)
-    host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling)
+    elsewhere = float(windows["idle_elsewhere_us"].fillna(0.0).sum()) / steps
+    late = max(0.0, gaps - sync - wait - latency - elsewhere)
+    host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling - copying_us)
+    lead -= min(lead, copying_us)
     computing = rows[rows["category"] != "communication"]
     mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
@@ -128,6 +131,23 @@ def idle_savings(
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
+
+
+def beside_copies_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float:
+    """How long per step (or window) the host launches too late right beside copies from memory that is not pinned,
+    where that is most of such time and the copies are told themselves: it is told with them. 0 for others."""
+    us, lead_us, data_us, *others = (
+        float(windows[name].fillna(0.0).sum()) / steps
+        for name in ("idle_copy_us", "lead_us", "lead_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us",
+                     "idle_elsewhere_us")
+    )  # fmt: skip
+    late_us = max(0.0, float(np.nan_to_num(cost.us("gaps"))) - sum(others)) + lead_us - data_us
+    are_told = np.nan_to_num(cost.us("copy")) >= MIN_SAVED_FRAC * cost.step_us
+    return us if are_told and us >= MIN_BESIDE_COPIES_FRAC * late_us else 0.0
+
+
+MIN_BESIDE_COPIES_FRAC = 0.5
+"""Share of the time in which the host launches too late that is beside copies from which it is that of the copies."""
 
 
 def unknown_host(run: Run) -> str:
@@ -189,7 +209,8 @@ def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
     """How long per step the devices of the other ranks than the late ones are idle because their own hosts launch too
     late, the mean in microseconds."""
     others = windows[~windows["rank"].isin(late.late_ranks)]
-    causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_profiling_us"]
+    causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_elsewhere_us"]
+    causes += ["idle_profiling_us"]
     us = others["idle_us"].fillna(0.0) - others[causes].fillna(0.0).sum(axis=1)
     return float(us.clip(lower=0.0).sum()) / max(1.0, float(others["steps"].fillna(0.0).sum()) or float(len(others)))
 

@@ -57,6 +57,8 @@ _WINDOW_NUMBERS = (
     "idle_graph_us",
     "idle_profiling_us",
     "idle_dispatch_us",
+    "idle_elsewhere_us",
+    "idle_copy_us",
     "idle_between_waits_us",
     "launches_between_waits",
     "host_op_us",
@@ -353,6 +355,13 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     if per_step < MIN_TINY_COPIES or count < MIN_TINY_FRAC * float(windows["launches"].sum()):
         return 0.0, 0.0
     return per_step, float(rows["moved_bytes"].sum()) / count
+
+
+def copies_on_own_streams(run: Run) -> bool:
+    """Whether no kernel of a trace runs on a stream that copies."""
+    rows = run.timeline
+    copied = rows["category"] == "memcpy"
+    return bool(copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any())
 
 
 MIN_MANY_COLLECTIVES = 50

@@ -7,6 +7,7 @@ from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import (
     TO_HOST,
     ZEROING,
+    copies_on_own_streams,
     is_compiled_in_part,
     kernel_rows,
     replays_unfused_graphs,
@@ -47,9 +48,7 @@ def copies(run: Run) -> list[Finding]:
     if way == "fill":
         remedy = _fills(run, findings[0].where)
     elif way == "pinned to the device":
-        rows = run.timeline
-        copied = rows["category"] == "memcpy"
-        if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
+        if copies_on_own_streams(run):
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
     elif way == "to the device" and CREATES.fullmatch(op := longest_named(window_rows(run), "host_op")[0]):
         remedy = replace(_CREATED, snippet=created_on_device(op))
