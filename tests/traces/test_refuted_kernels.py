@@ -121,7 +121,7 @@ def test_idle_time_beside_a_copy_that_blocks_is_the_copys(tmp_path, kernels, is_
 def test_figures_of_one_device_are_not_those_of_the_mean_and_it_waits_for_the_other(tmp_path):
     """A copy to device 1, and kernels of device 0 before the next copy."""
     trace = Made()
-    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.event("mark", "ProfilerStep#3", 0, 4440, 1)
     trace.kernel(PAGEABLE, 10, 4000, 2, sort="copy", device=1)
     trace.events[-1]["args"]["bytes"] = 20 << 20
     trace.kernel(made.RELU, 4020, 395, 4016, device=0)
