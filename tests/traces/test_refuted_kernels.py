@@ -132,3 +132,26 @@ def test_figures_of_one_device_are_not_those_of_the_mean_and_it_waits_for_the_ot
     windows = run.windows.set_index("device")
     assert windows["idle_elsewhere_us"].tolist() == [4010, 395]
     assert not {"launch-bound", "host-bound"} & {f.code for f in diagnose(run)}
+
+
+@pytest.mark.parametrize(("first", "joins"), [([512, 4, 32], False), ([512, 256, 32], True)])
+def test_few_rows_of_each_product_of_a_batch_are_not_told_to_be_joined(tmp_path, first, joins):
+    trace = Made()
+    trace.op("aten::bmm", 0, 9, **{"Input type": ["c10::Half"] * 2, "Input Dims": [first, [512, 32, 65536]]})
+    trace.kernel("void gemmSN_TN_kernel<float, 128, 16, 2, 4, 4, 4, true, cublasGemvTensorBatched<__half>>", 10, 900, 2)
+    finding = finding_of(run_of(tmp_path, trace, *A100), "kernels-off-tensor-cores")
+    assert ("torch.cat(rows)" in finding.snippet) == joins
+    assert ("a multiplication and a sum" in finding.advice) != joins
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_layout_conversions_of_many_modules_are_not_told_as_those_of_one(tmp_path, spread):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for n in range(10):
+        name = f"Conv2d_{n if spread else 0}"
+        trace.event("python_function", f"nn.Module: {name}", 50 * n, 40, 1)
+        trace.op("aten::cudnn_convolution", 50 * n + 1, 30, **{"Input type": ["c10::Half"] * 2})
+        trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", 100 * n + 50, 20, 50 * n + 2)
+        trace.kernel(made.GEMM, 100 * n + 70, 60, 50 * n + 5)
+    assert ("Conv2d_0" in finding_of(run_of(tmp_path, trace), "layout-transposes").where) != spread
