@@ -40,6 +40,7 @@ from amp_core.findings.step_sentences import (
     of_ranks,
     passes_sentence,
     profilers_part,
+    slow_memory,
     uneven_device,
     uneven_steps,
 )
@@ -116,7 +117,7 @@ def first_sentence(run: Run) -> str:
     main = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
     first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
-    told = (worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
+    told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
     figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))

@@ -155,3 +155,15 @@ def test_layout_conversions_of_many_modules_are_not_told_as_those_of_one(tmp_pat
         trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", 100 * n + 50, 20, 50 * n + 2)
         trace.kernel(made.GEMM, 100 * n + 70, 60, 50 * n + 5)
     assert ("Conv2d_0" in finding_of(run_of(tmp_path, trace), "layout-transposes").where) != spread
+
+
+@pytest.mark.parametrize(("us", "is_slow"), [(9000, True), (120, False)])
+def test_a_device_that_moves_far_less_than_its_memory_could_is_told_first(tmp_path, us, is_slow):
+    """A ReLU on 64 MiB: at most 96 MiB, with a second input."""
+    trace = Made()
+    for n in range(3):
+        trace.op("aten::relu", 20 * n, 10)
+        trace.kernel(made.RELU, 100 + n * us, us, 20 * n + 2)
+        trace.events[-1]["args"] |= {"grid": [16384, 1, 1], "block": [128, 1, 1]}
+    sentence = first_sentence(run_of(tmp_path, trace, *A100))
+    assert sentence.startswith("The device is not at its speed: elementwise kernels of 27.0 ms move 11.2 GB/s") == is_slow
