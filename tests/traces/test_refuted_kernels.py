@@ -167,3 +167,14 @@ def test_a_device_that_moves_far_less_than_its_memory_could_is_told_first(tmp_pa
         trace.events[-1]["args"] |= {"grid": [16384, 1, 1], "block": [128, 1, 1]}
     sentence = first_sentence(run_of(tmp_path, trace, *A100))
     assert sentence.startswith("The device is not at its speed: elementwise kernels of 27.0 ms move 11.2 GB/s") == is_slow
+
+
+@pytest.mark.parametrize(("us", "saved_us"), [(2, 200 - 4), (20, 1000)])
+def test_fusing_an_optimizer_of_the_shortest_kernels_saves_by_their_number(tmp_path, us, saved_us):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    trace.event("mark", "Optimizer.step#Adam.step", 0, 3900, 1)
+    for n in range(100):
+        trace.op("aten::mul_", 30 * n, 20)
+        trace.kernel(made.RELU, 30 * n + 6, us, 30 * n + 2)
+    assert possible_savings(run_of(tmp_path, trace)).of("unfused-optimizer").saved_us == saved_us

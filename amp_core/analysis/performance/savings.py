@@ -217,6 +217,8 @@ def _capture_us(run: Run, cost: StepCost, windows: pd.DataFrame, steps: float) -
 
 _OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")
 """Kernels by whose names a trace without phases is one of training."""
+MAX_FLOOR_US, FUSED_KERNELS = 3.0, 2
+"""Kernels of that mean length take no longer than one that does nothing, and kernels of a fused optimizer's step."""
 _PLAIN_SGD = "BinaryOpListAlphaFunctor"
 """In the name of the kernel that adds each gradient, times the rate, to its parameter: that alone is a fused step."""
 
@@ -488,9 +490,12 @@ def _optimizer(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> S
     us, each = (float(stepping[name].sum()) / steps for name in ("total_us", "count"))
     if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
         us = 0.0
+    saved_us = FUSED_FRAC * us
+    if each > FUSED_KERNELS and us <= MAX_FLOOR_US * each:  # as long as any kernel: fewer are shorter by their number
+        saved_us = us * (1 - FUSED_KERNELS / each)
     return Saving(
         "unfused-optimizer",
-        FUSED_FRAC * us,
+        saved_us,
         cost.step_us,
         f"The optimizer takes {step_share(us, cost)} of the {unit} in {each:,.0f} kernels",
         longest_name(stepping, "op") or "optimizer",

@@ -221,7 +221,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         made = product_of(str(longest["op"]), str(longest["in_shapes"]))
         is_aligned = made is not None and made.sizes.get("K", 1) % 8 == 0
         remedy = _NARROW_PRODUCTS if is_aligned else replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
-        if made is not None and made.batch > 1 and min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS:
+        if is_aligned and made is not None and made.batch > 1 and min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS:
             remedy = _FEW_ROWS_OF_BATCH
     finding = make_finding(
         "kernels-off-tensor-cores",
