@@ -178,3 +178,39 @@ def test_fusing_an_optimizer_of_the_shortest_kernels_saves_by_their_number(tmp_p
         trace.op("aten::mul_", 30 * n, 20)
         trace.kernel(made.RELU, 30 * n + 6, us, 30 * n + 2)
     assert possible_savings(run_of(tmp_path, trace)).of("unfused-optimizer").saved_us == saved_us
+
+
+@pytest.mark.parametrize(("rows", "times"), [(9, "2.0 × as fast, since memory bounds"), (4096, "16 × as fast;")])
+def test_products_that_memory_bounds_gain_their_bytes_in_16_bits(tmp_path, rows, times):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    shapes = [[rows, 4096], [4096, 4096]]
+    trace.op("aten::mm", 1, 8, **{"Input type": ["float"] * 2, "Input Dims": shapes})
+    trace.kernel(made.SIMT, 10, 990, 2)
+    finding = finding_of(run_of(tmp_path, trace, *A100), "fp32-products")
+    assert f"16 bits are {times}" in finding.title
+    assert ("By the data sheet, TF32 is 8.0 × as fast as FP32." in finding.advice) == (rows > 9)
+    assert ("TF32" in finding.advice) == (rows > 9)
+
+
+@pytest.mark.parametrize(("gpu", "allowed"), [("NVIDIA GeForce RTX 3090 Ti Laptop", False), ("", True)])
+def test_tf32_is_not_advised_where_it_may_be_as_slow_as_fp32(tmp_path, gpu, allowed):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(made.SIMT, 10, 990, 2)
+    finding = finding_of(run_of(tmp_path, trace, gpu, (8, 6)), "fp32-products")
+    assert ("allow TF32" in finding.advice) == allowed
+
+
+def test_faster_kernels_save_no_more_than_the_host_waits_for_them(tmp_path):
+    """In each pass the host launches a product, waits for it, and works for 100 µs while the device is idle."""
+    trace = Made()
+    for n in range(20):
+        at = 500 * n
+        trace.op("aten::mm", at, 30, **{"Input type": ["float"] * 2, "Input Dims": [[4096, 4096]] * 2})
+        trace.kernel(made.SIMT, at + 20, 380, at + 5)
+        trace.event("call", "cudaDeviceSynchronize", at + 200, 205, 1, correlation=5)
+        trace.op("aten::add", at + 410, 80)
+    saving = possible_savings(run_of(tmp_path, trace, *A100)).of("fp32-products")
+    assert saving.saved_us == pytest.approx(20 * 205, rel=0.1) and "until the step waits for the host" in saving.what

@@ -40,6 +40,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
+from amp_core.analysis.performance.roofline import in_16_bits
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
     Saving,
@@ -160,6 +161,13 @@ def _possible_savings(run: Run) -> Savings | None:
             )
         ),
     ]
+    limit_us = _host_limit_us(windows, cost, steps)
+    savings = [
+        replace(c, saved_us=max(limit_us, 0.0), what=f"{c.what}, {_UNTIL_HOST}")
+        if c.code in _OF_KERNELS and not c.waits_for_idle and c.saved_us > limit_us
+        else c
+        for c in savings
+    ]
     if not windows["device"].str.startswith("cuda").all():
         savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]
     worth = [c for c in savings if c.saved_us >= MIN_SAVED_FRAC * cost.step_us]
@@ -184,6 +192,20 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
+
+
+def _host_limit_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float:
+    """What shorter kernels save per step at most, microseconds: then the step takes what the host needs to launch it.
+    Where the device is idle after the host has waited for it, each pass, that is the time that the host waits."""
+    host_us, sync_us, idle_us = (
+        float(windows[name].fillna(0.0).sum()) / steps for name in ("host_us", "sync_us", "idle_sync_us")
+    )
+    waits = idle_us >= MIN_SAVED_FRAC * cost.step_us
+    return max(0.0, min(cost.step_us - host_us, sync_us if waits else cost.step_us))
+
+
+_OF_KERNELS = ("fp32-products", "slow-products", "memory-bound-kernels")
+_UNTIL_HOST = "until the step waits for the host"
 
 
 def _is_behind_host(windows: pd.DataFrame, cost: StepCost) -> bool:
@@ -263,8 +285,10 @@ def _types(
     slow_us, tf32_us = float(fp32["total_us"].sum()) / steps, float(tf32["total_us"].sum()) / steps
     if not matrix["device"].str.startswith("cuda").all():  # other accelerators: neither rates nor settings are known
         return []
-    ratio = rates.half / rates.fp32 if rates else UNKNOWN_RATIO
-    tf32_ratio = rates.half / rates.tf32 if rates and rates.tf32 else UNKNOWN_RATIO
+    ratio, tf32_ratio = (
+        _mean_ratio(of, in_16_bits(of, tflops, rates)) if rates and tflops else UNKNOWN_RATIO
+        for of, tflops in ((fp32, rates and rates.fp32), (tf32, rates and rates.tf32))
+    )
     parts = [
         (_kinds(of), f"{step_share(us, cost)} of the {unit} in {name}")
         for of, us, name in ((fp32, slow_us, "FP32"), (tf32, tf32_us, "TF32"))
@@ -273,6 +297,8 @@ def _types(
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
     times = f"{number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
     gain = f"by the data sheet, 16 bits are {times}" if rates else f"16 bits are assumed to be {times}"
+    if rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us:
+        gain += f", since {MEMORY_BOUNDS}"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
     wide = pd.concat([fp32, tf32])
     if len(parts) == 2 and parts[0][0].subject != parts[1][0].subject:
@@ -283,6 +309,17 @@ def _types(
         taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
     what = f"{taken}; {gain}"
     return [Saving("fp32-products", win, cost.step_us, what, longest, others=others(wide, "name"))]
+
+
+MEMORY_BOUNDS = "memory bounds most of these products"
+MAX_BOUND_FRAC = 0.5
+"""Of the ratio of the data sheet's rates, what products gain below which memory bounds most of them."""
+
+
+def _mean_ratio(rows: pd.DataFrame, ratios: "pd.Series[float]") -> float:
+    """How many times as fast all rows together are; 1 for none."""
+    us = float((rows["total_us"] / ratios).sum())
+    return float(rows["total_us"].sum()) / us if us > 0 else 1.0
 
 
 _RECURRENCES = "RNN_block|persistRNN"

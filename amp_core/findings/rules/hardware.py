@@ -47,7 +47,7 @@ _TF32_BASELINE = Entry(
     threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
     "trace, which does not record whether TF32 was intended: from 5 % of its kernel time, if as much is in GEMM/conv "
     "of another precision, or if it is the baseline of a trace without TF32.",
-    advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, on an A100 8 times as fast as FP32. "
+    advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, on many GPUs faster than FP32. "
     "Turn it off for a fair baseline, or label the baseline TF32.",
     snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
     frameworks={

@@ -21,16 +21,16 @@ from amp_core.analysis.performance.kernels import (
     without_ranges,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.analysis.performance.savings import CASTS_BETWEEN, possible_savings
+from amp_core.analysis.performance.savings import CASTS_BETWEEN, MEMORY_BOUNDS, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
 from amp_core.hardware.data_sheets import dense_rates
-from amp_core.hardware.gpus import is_amd
+from amp_core.hardware.gpus import Gpu, is_amd
 from amp_core.store.run import Run
-from amp_core.text.formatting import kernel_in_words, percent
+from amp_core.text.formatting import kernel_in_words, number, percent
 
 _AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
 _WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
@@ -64,7 +64,7 @@ def fp32_products(run: Run) -> list[Finding]:
     is_ampere = names.str.contains(_SINCE_AMPERE).any()
     if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
-    elif is_amd(gpu.name) or not _tf32_helps(run, gpu.name):
+    elif is_amd(gpu.name) or not _tf32_helps(run, gpu) or any(MEMORY_BOUNDS in f.title for f in findings):
         remedies = _SIXTEEN_BITS
     elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
@@ -73,6 +73,10 @@ def fp32_products(run: Run) -> list[Finding]:
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
     told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    rates = dense_rates(gpu.name)
+    if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
+        gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
+        told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
     told = [_in_part(run, f) for f in told]
     rows = kernel_rows(run)
     if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
@@ -126,16 +130,20 @@ def _fp16_alone() -> tuple[Remedy, Remedy]:
     )
 
 
-def _tf32_helps(run: Run, gpu_name: str) -> bool:
+def _tf32_helps(run: Run, gpu: Gpu) -> bool:
     """Whether products in TF32 would be faster: most are in FP32 where TF32 is not allowed, and the data sheet gives it
-    a higher rate, as it does not for GeForce. It is allowed for convolutions, and for other products, by a setting of
+    a higher rate, as it does not for GeForce; of a GPU without one here, the large chip of its generation, whose compute
+    capability ends with 0, has it. TF32 is allowed for convolutions, and for other products, by a setting of
     its own; where one of them runs in TF32, the library chose FP32 for the rest."""
-    rows, rates = kernel_rows(run), dense_rates(gpu_name)
+    rows, rates = kernel_rows(run), dense_rates(gpu.name)
     rows = rows[is_matrix(rows)]
     us = rows.groupby([rows["category"] == "conv", "precision"])["total_us"].sum()
     fp32, tf32 = ([us.get((conv, precision), 0.0) for conv in (False, True)] for precision in ("fp32", "tf32"))
     gaining = sum(slow for slow, fast in zip(fp32, tf32, strict=True) if fast == 0)
-    faster = rates is None or rates.tf32 is None or rates.tf32 >= MIN_TF32_RATIO * rates.fp32
+    if rates is not None and rates.tf32 is not None:
+        faster = rates.tf32 >= MIN_TF32_RATIO * rates.fp32
+    else:
+        faster = gpu.capability is None or not gpu.known or gpu.capability[1] == 0
     return bool(faster and gaining > max(sum(fp32) / 2, sum(tf32)))
 
 
