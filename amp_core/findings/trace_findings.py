@@ -14,6 +14,7 @@ from amp_core.analysis.performance.kernels import (
     kernel_rows,
     matrix_kinds,
     mostly_misclocked,
+    multiplies,
     numbers_of_import,
     of_copies,
     window_rows,
@@ -372,9 +373,9 @@ def _idle_hint(run: Run) -> str:
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
     accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
     like = "" if accounted else ", like the start of a program or an idle server"
-    rows = kernel_rows(run)
-    computes = is_matrix(rows).any() or (rows["tensor_core"] == "unknown").any()
-    no_model = "" if computes else " No product of matrices runs: the model may not be in the trace."
+    no_model = (
+        "" if multiplies(kernel_rows(run)) else " No product of matrices runs: the model may not be in the trace."
+    )
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
         f"warm-up.{no_model}"

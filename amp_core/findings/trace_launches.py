@@ -11,6 +11,7 @@ from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
     kernel_rows,
+    multiplies,
     optimizer_frac,
     takes_fused,
     tiny_copies,
@@ -145,6 +146,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _COMPILED_ONCE if on_cuda else _COMPILED_ONCE_ELSEWHERE
     if compiled:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
+    if is_fused and not steps and not multiplies(rows) and not run.head.config.get("equal_passes"):
+        return _WITHOUT_MODEL
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
     if not takes_fused(run):
@@ -265,6 +268,11 @@ _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+_WITHOUT_MODEL = Remedy(
+    f"{_WAITS_ELSEWHERE} No product of matrices runs here, and nothing repeats: the model may not be in the trace. "
+    "Profile what it does, after a warm-up.",
+    "for _ in range(5):\n    model(batch)   # before the profiler starts",
+)
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05

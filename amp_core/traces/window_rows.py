@@ -389,9 +389,7 @@ def _idle_columns(
     }
 
 
-def _beside_copies_us(
-    trace: _Trace, selected: npt.NDArray[np.bool_], spans: _Spans, late: times.Intervals
-) -> float:
+def _beside_copies_us(trace: _Trace, selected: npt.NDArray[np.bool_], spans: _Spans, late: times.Intervals) -> float:
     """How much of the time in which the host launches too late, in gaps up to `DISPATCH_US`, is right before a copy
     from memory that is not pinned, or right after it: the host is in the call that copies, or was until then."""
     pageable = np.array([_PAGEABLE.search(text) is not None for text in trace.events.texts], dtype=bool)

@@ -152,7 +152,9 @@ def test_layout_conversions_of_many_modules_are_not_told_as_those_of_one(tmp_pat
         name = f"Conv2d_{n if spread else 0}"
         trace.event("python_function", f"nn.Module: {name}", 50 * n, 40, 1)
         trace.op("aten::cudnn_convolution", 50 * n + 1, 30, **{"Input type": ["c10::Half"] * 2})
-        trace.kernel("void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", 100 * n + 50, 20, 50 * n + 2)
+        trace.kernel(
+            "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>", 100 * n + 50, 20, 50 * n + 2
+        )
         trace.kernel(made.GEMM, 100 * n + 70, 60, 50 * n + 5)
     assert ("Conv2d_0" in finding_of(run_of(tmp_path, trace), "layout-transposes").where) != spread
 
@@ -166,7 +168,9 @@ def test_a_device_that_moves_far_less_than_its_memory_could_is_told_first(tmp_pa
         trace.kernel(made.RELU, 100 + n * us, us, 20 * n + 2)
         trace.events[-1]["args"] |= {"grid": [16384, 1, 1], "block": [128, 1, 1]}
     sentence = first_sentence(run_of(tmp_path, trace, *A100))
-    assert sentence.startswith("The device is not at its speed: elementwise kernels of 27.0 ms move 11.2 GB/s") == is_slow
+    assert (
+        sentence.startswith("The device is not at its speed: elementwise kernels of 27.0 ms move 11.2 GB/s") == is_slow
+    )
 
 
 @pytest.mark.parametrize(("us", "saved_us"), [(2, 200 - 4), (20, 1000)])
@@ -214,3 +218,26 @@ def test_faster_kernels_save_no_more_than_the_host_waits_for_them(tmp_path):
         trace.op("aten::add", at + 410, 80)
     saving = possible_savings(run_of(tmp_path, trace, *A100)).of("fp32-products")
     assert saving.saved_us == pytest.approx(20 * 205, rel=0.1) and "until the step waits for the host" in saving.what
+
+
+@pytest.mark.parametrize(("first_us", "hint"), [(5000, False), (20_000, True)])
+def test_equal_passes_whose_first_is_no_longer_need_no_warm_up(tmp_path, first_us, hint):
+    """A benchmark of two launches per pass."""
+    trace, at = Made(), 0
+    for us in (5000, first_us, *[5000] * 6):
+        trace.op("aten::randn", at, us - 200)
+        trace.kernel(PAGEABLE, at + us - 150, 50, at + us - 190, sort="copy")
+        trace.kernel(made.RELU, at + us - 90, 50, at + us - 120)
+        at += us
+    assert ("after a warm-up" in first_sentence(run_of(tmp_path, trace, *A100))) == hint
+
+
+@pytest.mark.parametrize("kernel", [made.RELU, made.GEMM])
+def test_a_trace_without_a_product_is_not_told_to_compile_its_model(tmp_path, kernel):
+    trace = Made()
+    for n in range(8):
+        trace.op(f"aten::op{n}", 100 * n, 20)
+        trace.kernel(f"{kernel}_{n}", 100 * n + 20, 5, 100 * n + 10)
+    finding = finding_of(run_of(tmp_path, trace, *A100), "launch-bound")
+    assert ("torch.compile" in finding.snippet) == (kernel == made.GEMM)
+    assert ("the model may not be in the trace" in finding.advice) == (kernel == made.RELU)

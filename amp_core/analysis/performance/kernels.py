@@ -306,6 +306,11 @@ def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
     return rows["category"].isin(GEMM_CATEGORIES) | (rows["tensor_core"] == "yes") | by_name
 
 
+def multiplies(rows: pd.DataFrame) -> bool:
+    """Whether any row of kernels multiplies matrices, or may do so."""
+    return bool(is_matrix(rows).any() or (rows["tensor_core"] == "unknown").any())
+
+
 MAIN_RANK_RATIO = 10.0
 """Without step markers the ranks of a trace do the same for equally long; one whose window lasts that many times as
 long as that of each other does something else, and a mean over them tells of none. The same of the devices of one

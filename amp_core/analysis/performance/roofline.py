@@ -12,9 +12,7 @@ from amp_core.hardware.data_sheets import Rates
 def in_16_bits(rows: pd.DataFrame, tflops: float, rates: Rates) -> "pd.Series[float]":
     """Of each row of `kernels`, which computes at the rate `tflops` from 32 bits. Where sizes are not known, and of
     convolutions and attention, the ratio of the rates."""
-    ratios = [
-        _ratio(op, shapes, tflops, rates) for op, shapes in zip(rows["op"], rows["in_shapes"], strict=True)
-    ]
+    ratios = [_ratio(op, shapes, tflops, rates) for op, shapes in zip(rows["op"], rows["in_shapes"], strict=True)]
     return pd.Series(ratios, index=rows.index, dtype=float)
 
 
