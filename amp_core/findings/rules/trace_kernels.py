@@ -132,9 +132,9 @@ def _fp16_alone() -> tuple[Remedy, Remedy]:
 
 def _tf32_helps(run: Run, gpu: Gpu) -> bool:
     """Whether products in TF32 would be faster: most are in FP32 where TF32 is not allowed, and the data sheet gives it
-    a higher rate, as it does not for GeForce; of a GPU without one here, the large chip of its generation, whose compute
-    capability ends with 0, has it. TF32 is allowed for convolutions, and for other products, by a setting of
-    its own; where one of them runs in TF32, the library chose FP32 for the rest."""
+    a higher rate, as it does not for GeForce. Of GPUs without one here, those whose compute capability ends with 0, the
+    large chips of a generation, have a higher rate. TF32 is allowed for convolutions, and for other products, by a
+    setting of its own; where one of them runs in TF32, the library chose FP32 for the rest."""
     rows, rates = kernel_rows(run), dense_rates(gpu.name)
     rows = rows[is_matrix(rows)]
     us = rows.groupby([rows["category"] == "conv", "precision"])["total_us"].sum()
