@@ -8,6 +8,7 @@ of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
     is_trace,
     main_device,
@@ -17,6 +18,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.findings.signals import facts
+from amp_core.hardware.data_sheets import dense_rates
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number, percent
 
@@ -132,6 +134,30 @@ def uneven_device(run: Run) -> tuple[str, float]:
         if sentence:
             return sentence, numbers_of_import(run, entry, "us")[0]
     return "", 0.0
+
+
+def slow_memory(run: Run) -> str:
+    """A sentence on a device whose long elementwise kernels all move far less than memory could; empty for others."""
+    us, most_bytes, kernel_us = numbers_of_import(run, "elementwise_rate", "us", "most_bytes", "kernel_us")
+    if us <= 0 or us < MIN_LONG_FRAC * kernel_us:
+        return ""
+    rates = dense_rates(profiled_gpu(run, str(run.head.config.get("device") or "")).name)
+    gb_per_s = most_bytes / us / 1e3
+    if gb_per_s >= MAX_OF_MEMORY_FRAC * (rates.gb_per_s if rates else LEAST_GB_PER_S):
+        return ""
+    of_sheet = f", {percent(gb_per_s / rates.gb_per_s)} of the data sheet's rate" if rates else ""
+    return (
+        f"The device is not at its speed: elementwise kernels of {number(us / 1e3, 'ms')} move "
+        f"{number(gb_per_s, 'GB/s')} at most{of_sheet}. It is at idle clocks, throttled or shared, or its memory is "
+        "overcommitted: check clocks, power and memory, and profile again after a warm-up."
+    )
+
+
+MIN_LONG_FRAC, MAX_OF_MEMORY_FRAC = 0.1, 0.1
+"""Share of long elementwise kernels in the time of all kernels from which they tell the device's speed, and share of
+the data sheet's rate of memory below which it is not at it."""
+LEAST_GB_PER_S = 100.0
+"""The rate of memory of the slowest GPUs, taken where the data sheet is not known."""
 
 
 def _unequal_sentence(run: Run) -> str:

@@ -14,6 +14,7 @@ from amp_core.analysis.performance.kernels import (
     kernel_rows,
     matrix_kinds,
     mostly_misclocked,
+    multiplies,
     numbers_of_import,
     of_copies,
     window_rows,
@@ -40,6 +41,7 @@ from amp_core.findings.step_sentences import (
     of_ranks,
     passes_sentence,
     profilers_part,
+    slow_memory,
     uneven_device,
     uneven_steps,
 )
@@ -116,7 +118,7 @@ def first_sentence(run: Run) -> str:
     main = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
     first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
-    told = (worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
+    told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
     figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
@@ -375,9 +377,9 @@ def _idle_hint(run: Run) -> str:
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
     accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
     like = "" if accounted else ", like the start of a program or an idle server"
-    rows = kernel_rows(run)
-    computes = is_matrix(rows).any() or (rows["tensor_core"] == "unknown").any()
-    no_model = "" if computes else " No product of matrices runs: the model may not be in the trace."
+    no_model = (
+        "" if multiplies(kernel_rows(run)) else " No product of matrices runs: the model may not be in the trace."
+    )
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
         f"warm-up.{no_model}"

@@ -14,6 +14,7 @@ from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
     kernel_rows,
+    multiplies,
     optimizer_frac,
     takes_fused,
     tiny_copies,
@@ -79,7 +80,7 @@ def _longer_us(windows: pd.DataFrame) -> float:
 
 _OTHER_GAPS = (
     *("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us"),
-    "idle_filling_us",
+    *("idle_filling_us", "idle_elsewhere_us"),
 )
 """What of the idle time is in no longer gap before a late launch."""
 
@@ -175,6 +176,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
     if on_cuda and _recurrent_frac(rows) >= MIN_RECURRENT_FRAC:
         return _RECURRENT if is_fused or not takes_fused(run) else _RECURRENT_AND_OPTIMIZER
+    if is_fused and not steps and not multiplies(rows) and not run.head.config.get("equal_passes"):
+        return _WITHOUT_MODEL
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
     if not takes_fused(run):
@@ -348,6 +351,11 @@ _RECURRENT_AND_OPTIMIZER = Remedy(
     f"{_RECURRENT.advice} Use a fused optimizer, too.",
     f"{_RECURRENT.snippet}\n"
     "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+)
+_WITHOUT_MODEL = Remedy(
+    f"{_WAITS_ELSEWHERE} No product of matrices runs here, and nothing repeats: the model may not be in the trace. "
+    "Profile what it does, after a warm-up.",
+    "for _ in range(5):\n    model(batch)   # before the profiler starts",
 )
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""

@@ -262,6 +262,12 @@ TABLES: dict[str, Table] = {
                     "part of total_us in launches with no kernel right before or after on the stream that is of a kind "
                     "that compilers fuse; 0 on a CPU",
                 ),
+                _column(
+                    "scores_us",
+                    "f",
+                    "part of total_us between two products of batches with a softmax and no other product between "
+                    "them: on the scores of attention; 0 on a CPU",
+                ),
             ),
         ),
         Table(
@@ -441,6 +447,18 @@ TABLES: dict[str, Table] = {
                     "part of communication_alone_us in which the host stays in one launch, as the first of a kernel",
                 ),
                 _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
+                _column(
+                    "idle_elsewhere_us",
+                    "f",
+                    "part of idle_us without idle_data_us in which another device of the process works, and which has "
+                    "no other cause here",
+                ),
+                _column(
+                    "idle_copy_us",
+                    "f",
+                    "part of lead_us and of idle_us before late launches right before or after a copy to the device "
+                    "from memory that is not pinned, in gaps below 300 µs",
+                ),
                 _column(
                     "idle_profiling_us",
                     "f",

@@ -25,6 +25,7 @@ import numpy as np
 
 from amp_core.schema import RunError
 from amp_core.traces.ascend import LAUNCH_ARROW, OPERATOR_ARROW, AscendRows, add_npu_work
+from amp_core.traces.elementwise_rate import threads_of
 from amp_core.traces.events import (
     LONG_FRAME_US,
     MARK,
@@ -246,6 +247,8 @@ class _Collector:
         work.process.append(_process(event.get("pid"), self._processes))
         if (moved := _time(arguments.get("bytes"))) is not None and moved >= 0:
             self.events.moved_bytes[len(work) - 1] = moved
+        if threads := threads_of(item.name, item.duration, arguments):
+            self.events.kernel_threads[len(work) - 1] = threads
         if "Collective name" in arguments:
             _add_message(self.events.messages_of_work, len(work) - 1, arguments, self._texts)
 

@@ -161,6 +161,8 @@ class TraceEvents:
     """The same by kernel."""
     moved_bytes: dict[int, float] = field(default_factory=dict)
     """By copy or fill: how many bytes it moves, where the trace tells it."""
+    kernel_threads: dict[int, int] = field(default_factory=dict)
+    """By long elementwise kernel: its threads (`amp_core.traces.elementwise_rate`)."""
     convolutions: int = 0
     """Convolutions of which the trace tells whether cuDNN or MIOpen benchmarks its algorithms."""
     benchmarked: int = 0

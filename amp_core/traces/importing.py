@@ -181,6 +181,7 @@ _FOUND = (
         "long_view",
         "compilations",
         "slow_device",
+        "elementwise_rate",
     ),
 )
 """What is found in a trace as a whole, by its name in `Trace`."""

@@ -31,6 +31,7 @@ from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, PHASES, Host, Ints
 from amp_core.traces.operators import operator_category, precision_of, refine
+from amp_core.traces.scores import of_scores
 
 Rows = dict[str, list[Any]]
 
@@ -98,7 +99,9 @@ def kernel_rows(
     spans, texts = events.spans, events.texts
     shapes, dtypes, names = (np.asarray(a) for a in (spans.shapes, spans.dtypes, spans.name))
     unnamed, beside, counted = unnamed_templates(events), _beside_collectives(events, linked), _counted(events, linked)
-    lone = np.where(_is_lone(events, linked), linked.own_us, 0.0)
+    lone, scores = (
+        np.where(chosen, linked.own_us, 0.0) for chosen in (_is_lone(events, linked), of_scores(events, linked))
+    )
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -120,13 +123,13 @@ def kernel_rows(
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
-        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone))
-        for key, us, beside_us, counted_us, moved_bytes, lone_us in zip(keys, *of_each, strict=True):
+        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone, scores))
+        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us in zip(keys, *of_each, strict=True):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us]
+                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us, scores_us]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
@@ -135,8 +138,9 @@ def kernel_rows(
                 sums_of_key[4] += counted_us
                 sums_of_key[5] += moved_bytes
                 sums_of_key[6] += lone_us
+                sums_of_key[7] += scores_us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, lone_us) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, lone_us, scores_us) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -167,6 +171,7 @@ def kernel_rows(
             round(counted_us, 3),
             int(moved_bytes) if moved_bytes < MAX_MOVED_BYTES else None,
             round(lone_us, 3),
+            round(scores_us, 3),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -334,6 +339,7 @@ _KERNEL_COLUMNS = (
     "counted_us",
     "moved_bytes",
     "lone_us",
+    "scores_us",
 )
 
 

@@ -124,6 +124,7 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
         messages_of_span=renumbered(events.messages_of_span, spans),
         messages_of_work=renumbered(events.messages_of_work, work),
         moved_bytes=renumbered(events.moved_bytes, work),
+        kernel_threads=renumbered(events.kernel_threads, work),
         invalid=events.invalid if is_first else 0,
         converted=events.converted if is_first else 0,
         thread_process=array("i", events.thread_process),

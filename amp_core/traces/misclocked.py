@@ -62,5 +62,6 @@ def drop_misclocked(events: TraceEvents) -> Misclocked | None:
     events.work = chosen(events.work, kept)
     events.messages_of_work = renumbered(events.messages_of_work, kept)
     events.moved_bytes = renumbered(events.moved_bytes, kept)
+    events.kernel_threads = renumbered(events.kernel_threads, kept)
     events.first_us = max(events.first_us, first)
     return found

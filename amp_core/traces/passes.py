@@ -20,6 +20,9 @@ from amp_core.traces.link import Ints
 
 MIN_LAUNCHES = 5
 """A pass of fewer launches is one operator's loop rather than a model's."""
+MIN_SHORT_PASSES, MAX_EQUAL_RATIO = 5, 1.5
+"""Passes of fewer launches are those of a benchmark, if there are so many, and the first takes no longer than that many
+times the median of the others: no warm-up is in the trace."""
 MIN_SAME_FRAC = 0.9
 """Share of the launches that equal those of the pass before: the first pass may launch more, to initialize."""
 MIN_FIRST_RATIO, MIN_FIRST_FRAC = 3.0, 0.5
@@ -45,8 +48,15 @@ class Passes:
 
 def equal_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> int:
     """How often the same launches repeat in a trace without marked steps; 0 if they do not."""
-    begins = _begins(events, linked, windows)
-    return len(begins[1]) if begins is not None else 0
+    found = _begins(events, linked, windows)
+    if found is not None:
+        return len(found[1])
+    found = _begins(events, linked, windows, least=1)
+    if found is None or len(found[1]) < MIN_SHORT_PASSES:
+        return 0
+    launched, begins, _ = found
+    each = np.diff(linked.launched_us[launched[begins]])
+    return len(begins) if each[0] <= MAX_EQUAL_RATIO * np.median(each[1:]) else 0
 
 
 def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> Passes | None:
@@ -66,15 +76,18 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
     return Passes(len(each), period, first_us, others_us)
 
 
-def _begins(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> tuple[Ints, Ints, int] | None:
-    """Work in order of its launch, where each pass begins in it, and the launches of a pass; None without passes."""
+def _begins(
+    events: TraceEvents, linked: LinkedWork, windows: Sequence[Window], least: int = MIN_LAUNCHES
+) -> tuple[Ints, Ints, int] | None:
+    """Work in order of its launch, where each pass begins in it, and the launches of a pass, which are at least so
+    many; None without passes."""
     if not len(events.work) or windows[0].first is not None or len(np.unique(linked.device)) != 1:
         return None
     inside = linked.start_us >= windows[0].device_start  # the wait before is told as what the trace leaves out
     launched = np.flatnonzero(np.isfinite(linked.launched_us) & ~linked.in_graph & inside)
     launched = launched[np.argsort(linked.launched_us[launched], kind="stable")]
     names = linked.name[launched]
-    period = _period(names)
+    period = _period(names, least)
     if period is None:
         return None
     begins = np.arange(len(names) % period, len(names), period)  # what is launched beside the loop comes first
@@ -94,7 +107,7 @@ def filling_passes(linked: LinkedWork, selected: Bools, late: times.Intervals) -
     work = np.flatnonzero(selected & np.isfinite(linked.launched_us))
     work = work[np.lexsort((linked.start_us[work], linked.launched_us[work]))]
     names = linked.name[work]
-    period = _period(names) if len(work) and len(late[0]) else None
+    period = _period(names, MIN_LAUNCHES) if len(work) and len(late[0]) else None
     # Layers repeat within one pass, which launches something beside them.
     if period is None or len(names) % period or (names[period:] != names[:-period]).any():
         return times.NONE
@@ -109,12 +122,12 @@ def filling_passes(linked: LinkedWork, selected: Bools, late: times.Intervals) -
     return starts[:1], ends[first - 1 : first]
 
 
-def _period(names: Ints) -> int | None:
+def _period(names: Ints, least: int) -> int | None:
     """The number of launches after which they repeat; None if they do not."""
     kinds, counts = np.unique(names, return_counts=True)
     rare = kinds[counts >= 2][np.argsort(counts[counts >= 2], kind="stable")][:MAX_CANDIDATES]
     distances = {int(np.median(np.diff(np.flatnonzero(names == kind)))) for kind in rare.tolist()}
     for period in sorted(distances):
-        if MIN_LAUNCHES <= period <= len(names) // 2 and (names[period:] == names[:-period]).mean() >= MIN_SAME_FRAC:
+        if least <= period <= len(names) // 2 and (names[period:] == names[:-period]).mean() >= MIN_SAME_FRAC:
             return period
     return None

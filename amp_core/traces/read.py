@@ -26,6 +26,7 @@ from amp_core.traces.collect import collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
+from amp_core.traces.elementwise_rate import ElementwiseRate, elementwise_rate
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import FirstSizes, first_sizes
@@ -143,6 +144,7 @@ class Trace:
     recomputation: Recomputation | None = None
     compilations: Compilations | None = None
     slow_device: SlowDevice | None = None
+    elementwise_rate: ElementwiseRate | None = None
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
     operator_loop: OperatorLoop | None = None
@@ -372,6 +374,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         recomputation=recomputation(events, host, linked),
         compilations=compilations(events),
         slow_device=slow_device(events, host, linked),
+        elementwise_rate=elementwise_rate(events),
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),

@@ -15,6 +15,7 @@ from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.idle_causes import (
+    DISPATCH_US,
     IdleCauses,
     idle_causes,
     long_launches,
@@ -104,7 +105,9 @@ def window_rows(
                 columns |= _sync_columns(trace, window, selected, spans)
                 if trace.launches_known:
                     few = MAX_LAUNCHES_WITHOUT_STEPS if window.first is None else MAX_LAUNCHES_BETWEEN
-                    columns |= _idle_columns(trace, selected, spans, lead, first_loads, few, alone=alone)
+                    others = inside & (linked.device != device)
+                    elsewhere = times.union(linked.start_us[others], linked.end_us[others])
+                    columns |= _idle_columns(trace, selected, spans, lead, first_loads, elsewhere, few, alone=alone)
             rows.append(columns)
     # Rounded to nanoseconds, the resolution of traces: differences of equal times are 0.
     names = dict.fromkeys(name for row in rows for name in row)
@@ -312,11 +315,13 @@ def _idle_columns(
     spans: _Spans,
     lead: times.Intervals,
     first_loads: times.Intervals,
+    elsewhere: times.Intervals,
     few: int,
     *,
     alone: bool,
 ) -> dict[str, Any]:
-    """Why the device was idle, and what the host did then. `alone`: nothing in the trace holds its work up."""
+    """Why the device was idle, and what the host did then. `elsewhere`: when other devices of the process work, which
+    the step waits for. `alone`: nothing in the trace holds its work up."""
     events, host, linked = trace.events, trace.host, trace.linked
     long = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
     replay = Replay.of(
@@ -338,7 +343,8 @@ def _idle_columns(
         few=few,
         replay=replay,
     )
-    idle = times.without(spans.idle, spans.data)
+    own_idle = times.without(spans.idle, spans.data)
+    idle = times.without(own_idle, elsewhere)
     causes, filling_us = explain(idle), 0.0
     filling = times.NONE if host.steps else filling_passes(linked, selected, causes.late)
     if len(filling[0]):
@@ -381,6 +387,8 @@ def _idle_columns(
         "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
         "idle_graph_us": causes.graph_us,
         "idle_dispatch_us": causes.dispatch_us,
+        "idle_elsewhere_us": times.overlap(own_idle, elsewhere),
+        "idle_copy_us": _beside_copies_us(trace, selected, spans, late),
         "longer_gap_steps": _steps_with(host, causes.host, spans),
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
@@ -393,6 +401,25 @@ def _idle_columns(
         "alone_loading_us": times.total(loading),
         "reach_frac": reach_frac(replay, linked.own_us[selected]) if is_idle else None,
     }
+
+
+def _beside_copies_us(trace: _Trace, selected: npt.NDArray[np.bool_], spans: _Spans, late: times.Intervals) -> float:
+    """How much of the time in which the host launches too late, in gaps up to `DISPATCH_US`, is right before a copy
+    from memory that is not pinned, or right after it: the host is in the call that copies, or was until then."""
+    pageable = np.array([_PAGEABLE.search(text) is not None for text in trace.events.texts], dtype=bool)
+    start, end = trace.linked.start_us[selected], trace.linked.end_us[selected]
+    copies = (trace.copies & pageable[trace.linked.name])[selected]
+    low, high = spans.idle
+    beside = np.isin(high, start[copies]) | np.isin(low, end[copies])
+    found = low[beside], high[beside]
+    before = (np.array([-np.inf]), np.array([spans.low])) if copies[start.argmin()] else times.NONE
+    beside_copies = times.intersection(late, times.merged(before, found))
+    us = beside_copies[1] - beside_copies[0]
+    return float(us[us < DISPATCH_US].sum())
+
+
+_PAGEABLE = re.compile(r"Pageable -> Device")
+"""In the names of copies that the host begins, from memory that is not pinned."""
 
 
 def _steps_with(host: Host, gaps: times.Intervals, spans: _Spans) -> int | None:

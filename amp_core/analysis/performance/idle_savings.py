@@ -70,11 +70,15 @@ def idle_savings(
     lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
     lead -= lead_data
     before_us = lead + lead_data
+    copying_us = beside_copies_us(windows, cost, steps)
     loading_us = alone_loading_us(windows) / steps
-    profiling = float(windows["idle_profiling_us"].fillna(0.0).sum()) / steps
-    filling = float(windows["idle_filling_us"].fillna(0.0).sum()) / steps
-    late = max(0.0, gaps - sync - wait - latency - filling)
-    host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling)
+    profiling, filling, on_others = (
+        float(windows[name].fillna(0.0).sum()) / steps
+        for name in ("idle_profiling_us", "idle_filling_us", "idle_elsewhere_us")
+    )
+    late = max(0.0, gaps - sync - wait - latency - filling - on_others)
+    host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling - copying_us)
+    lead -= min(lead, copying_us)
     computing = rows[rows["category"] != "communication"]
     mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
     dispatch = float(windows["idle_dispatch_us"].sum()) / steps
@@ -148,6 +152,23 @@ def _number_of_syncs(number_of: float | None) -> str:
     return f"{mean_count(number_of)} synchronization{'s' if number_of != 1 else ''}"
 
 
+def beside_copies_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float:
+    """How long per step (or window) the host launches too late right beside copies from memory that is not pinned,
+    where that is most of such time and the copies are told themselves: it is told with them. 0 for others."""
+    us, lead_us, data_us, *others = (
+        float(windows[name].fillna(0.0).sum()) / steps
+        for name in ("idle_copy_us", "lead_us", "lead_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us",
+                     "idle_filling_us", "idle_elsewhere_us")
+    )  # fmt: skip
+    late_us = max(0.0, float(np.nan_to_num(cost.us("gaps"))) - sum(others)) + lead_us - data_us
+    are_told = np.nan_to_num(cost.us("copy")) >= MIN_SAVED_FRAC * cost.step_us
+    return us if are_told and us >= MIN_BESIDE_COPIES_FRAC * late_us else 0.0
+
+
+MIN_BESIDE_COPIES_FRAC = 0.5
+"""Share of the time in which the host launches too late that is beside copies from which it is that of the copies."""
+
+
 def unknown_host(run: Run) -> str:
     """That a trace does not tell what its host does, as part of a sentence; empty if it does."""
     if run.head.config.get("without_operators") is True:
@@ -207,8 +228,8 @@ def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
     """How long per step the devices of the other ranks than the late ones are idle because their own hosts launch too
     late, the mean in microseconds."""
     others = windows[~windows["rank"].isin(late.late_ranks)]
-    causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_profiling_us"]
-    causes += ["idle_filling_us"]
+    causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_filling_us"]
+    causes += ["idle_elsewhere_us", "idle_profiling_us"]
     us = others["idle_us"].fillna(0.0) - others[causes].fillna(0.0).sum(axis=1)
     return float(us.clip(lower=0.0).sum()) / max(1.0, float(others["steps"].fillna(0.0).sum()) or float(len(others)))
 

@@ -25,6 +25,7 @@ _TEXTS = (
 _NUMBERS = (
     *("step", "steps", "count", "total_us", "rank", "longest_us", "beside_us", "counted_us", "moved_bytes"),
     "lone_us",
+    "scores_us",
 )
 _FUNCTIONS = ("host_function", "data_function", "longer_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")
@@ -58,6 +59,8 @@ _WINDOW_NUMBERS = (
     "idle_graph_us",
     "idle_profiling_us",
     "idle_dispatch_us",
+    "idle_elsewhere_us",
+    "idle_copy_us",
     "idle_between_waits_us",
     "launches_between_waits",
     "host_op_us",
@@ -181,6 +184,15 @@ def is_compiled_without_fusion(run: Run) -> bool:
     return calls <= steps and in_each >= MIN_COMPILED_LAUNCHES and not fused.any()
 
 
+def replays_unfused_graphs(run: Run) -> bool:
+    """Whether each call of compiled code launches a graph whose kernels are torch's own, one per operator, as those of
+    the backend `cudagraphs`."""
+    launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
+    if not isinstance(launches, int) or not isinstance(calls, int) or not launches >= calls > 0:
+        return False
+    return not kernel_rows(run)["name"].str.contains("triton", regex=False).any()
+
+
 MIN_COMPILED_LAUNCHES = 10.0
 """Launches of one call of compiled code from which some of them could be fused."""
 
@@ -300,6 +312,11 @@ def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
     return rows["category"].isin(GEMM_CATEGORIES) | (rows["tensor_core"] == "yes") | by_name
 
 
+def multiplies(rows: pd.DataFrame) -> bool:
+    """Whether any row of kernels multiplies matrices, or may do so."""
+    return bool(is_matrix(rows).any() or (rows["tensor_core"] == "unknown").any())
+
+
 MAIN_RANK_RATIO = 10.0
 """Without step markers the ranks of a trace do the same for equally long; one whose window lasts that many times as
 long as that of each other does something else, and a mean over them tells of none. The same of the devices of one
@@ -349,6 +366,13 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     if per_step < MIN_TINY_COPIES or count < MIN_TINY_FRAC * float(windows["launches"].sum()):
         return 0.0, 0.0
     return per_step, float(rows["moved_bytes"].sum()) / count
+
+
+def copies_on_own_streams(run: Run) -> bool:
+    """Whether no kernel of a trace runs on a stream that copies."""
+    rows = run.timeline
+    copied = rows["category"] == "memcpy"
+    return bool(copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any())
 
 
 MIN_MANY_COLLECTIVES = 50

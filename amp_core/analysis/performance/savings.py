@@ -40,6 +40,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
+from amp_core.analysis.performance.roofline import in_16_bits
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
     Saving,
@@ -65,6 +66,8 @@ SLOW_PEAK_FRAC = 0.3
 """Products below this share of the dense rate are slow."""
 FUSED_FRAC = 0.5
 CASTS_BETWEEN = "casts between products"
+MIN_OF_SCORES_FRAC = 0.1
+"""Share of other kernels in those on the scores of attention from which they are told beside the softmax."""
 MIN_LONE_FRAC = 0.02
 """Share of the step from which casts that nothing is fused with are told."""
 MIN_FUSED_KERNELS = 1.5
@@ -158,6 +161,13 @@ def _possible_savings(run: Run) -> Savings | None:
             )
         ),
     ]
+    limit_us = _host_limit_us(windows, cost, steps)
+    savings = [
+        replace(c, saved_us=max(limit_us, 0.0), what=f"{c.what}, {_UNTIL_HOST}")
+        if c.code in _OF_KERNELS and not c.waits_for_idle and c.saved_us > limit_us
+        else c
+        for c in savings
+    ]
     if not windows["device"].str.startswith("cuda").all():
         savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]
     worth = [c for c in savings if c.saved_us >= MIN_SAVED_FRAC * cost.step_us]
@@ -182,6 +192,20 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
+
+
+def _host_limit_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float:
+    """What shorter kernels save per step at most, microseconds: then the step takes what the host needs to launch it.
+    Where the device is idle after the host has waited for it, each pass, that is the time that the host waits."""
+    host_us, sync_us, idle_us = (
+        float(windows[name].fillna(0.0).sum()) / steps for name in ("host_us", "sync_us", "idle_sync_us")
+    )
+    waits = idle_us >= MIN_SAVED_FRAC * cost.step_us
+    return max(0.0, min(cost.step_us - host_us, sync_us if waits else cost.step_us))
+
+
+_OF_KERNELS = ("fp32-products", "slow-products", "memory-bound-kernels")
+_UNTIL_HOST = "until the step waits for the host"
 
 
 def _is_behind_host(windows: pd.DataFrame, cost: StepCost) -> bool:
@@ -215,6 +239,8 @@ def _capture_us(run: Run, cost: StepCost, windows: pd.DataFrame, steps: float) -
 
 _OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")
 """Kernels by whose names a trace without phases is one of training."""
+MAX_FLOOR_US, FUSED_KERNELS = 3.0, 2
+"""Kernels of that mean length take no longer than one that does nothing, and kernels of a fused optimizer's step."""
 _PLAIN_SGD = "BinaryOpListAlphaFunctor"
 """In the name of the kernel that adds each gradient, times the rate, to its parameter: that alone is a fused step."""
 
@@ -259,8 +285,10 @@ def _types(
     slow_us, tf32_us = float(fp32["total_us"].sum()) / steps, float(tf32["total_us"].sum()) / steps
     if not matrix["device"].str.startswith("cuda").all():  # other accelerators: neither rates nor settings are known
         return []
-    ratio = rates.half / rates.fp32 if rates else UNKNOWN_RATIO
-    tf32_ratio = rates.half / rates.tf32 if rates and rates.tf32 else UNKNOWN_RATIO
+    ratio, tf32_ratio = (
+        _mean_ratio(of, in_16_bits(of, tflops, rates)) if rates and tflops else UNKNOWN_RATIO
+        for of, tflops in ((fp32, rates and rates.fp32), (tf32, rates and rates.tf32))
+    )
     parts = [
         (_kinds(of), f"{step_share(us, cost)} of the {unit} in {name}")
         for of, us, name in ((fp32, slow_us, "FP32"), (tf32, tf32_us, "TF32"))
@@ -269,6 +297,8 @@ def _types(
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
     times = f"{number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
     gain = f"by the data sheet, 16 bits are {times}" if rates else f"16 bits are assumed to be {times}"
+    if rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us:
+        gain += f", since {MEMORY_BOUNDS}"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
     wide = pd.concat([fp32, tf32])
     if len(parts) == 2 and parts[0][0].subject != parts[1][0].subject:
@@ -279,6 +309,17 @@ def _types(
         taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
     what = f"{taken}; {gain}"
     return [Saving("fp32-products", win, cost.step_us, what, longest, others=others(wide, "name"))]
+
+
+MEMORY_BOUNDS = "memory bounds most of these products"
+MAX_BOUND_FRAC = 0.5
+"""Of the ratio of the data sheet's rates, what products gain below which memory bounds most of them."""
+
+
+def _mean_ratio(rows: pd.DataFrame, ratios: "pd.Series[float]") -> float:
+    """How many times as fast all rows together are; 1 for none."""
+    us = float((rows["total_us"] / ratios).sum())
+    return float(rows["total_us"].sum()) / us if us > 0 else 1.0
 
 
 _RECURRENCES = "RNN_block|persistRNN"
@@ -429,7 +470,12 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
     us = float(bound["total_us"].sum()) / steps
     lone_us = float(bound["lone_us"].fillna(0.0)[bound["category"] == "cast"].sum()) / steps
     lone_us = lone_us if lone_us >= MIN_LONE_FRAC * cost.step_us else 0.0
-    in_steps = float(bound["total_us"][bound["op"] == SOFTMAX].sum()) / steps if has_attention_in_steps(rows) else 0.0
+    # Fused attention keeps the scores on the chip: neither its softmax nor what scales, masks or casts them remains.
+    softmax_us = bound["total_us"].where(bound["op"] == SOFTMAX, 0.0)
+    in_steps_us = np.maximum(softmax_us, bound["total_us"].clip(upper=bound["scores_us"].fillna(0.0)))
+    is_in_steps = has_attention_in_steps(rows)
+    in_steps = float(in_steps_us.sum()) / steps if is_in_steps else 0.0
+    beside_us = in_steps - float(softmax_us.sum()) / steps
     longest = longest_name(bound, "op")
     its_us = float(bound["total_us"][bound["op"] == longest].sum()) / steps
     both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
@@ -438,13 +484,16 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", cost: StepCost, st
     if lone_us:
         share = f"{step_share(lone_us, cost)} of the {unit}"
         why = f"fusing halves the memory traffic, and {CASTS_BETWEEN}, {share}, vanish where tensors have their type"
+    without = ", and fused attention needs no softmax" if in_steps else ""
+    if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
+        without += ", nor the other kernels on its scores"
     return Saving(
         "memory-bound-kernels",
         FUSED_FRAC * (us - in_steps - lone_us) + in_steps + lone_us,
         cost.step_us,
         f"Unfused norms, elementwise kernels, casts and reductions take {step_share(us, cost)} of the {unit}{apart}"
-        f"{alone}; {why}{', and fused attention needs no softmax' if in_steps else ''}",
-        longest or longest_name(bound, "name"),
+        f"{alone}; {why}{without}",
+        SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
     )
 
@@ -478,9 +527,12 @@ def _optimizer(rows: pd.DataFrame, cost: StepCost, steps: float, unit: str) -> S
     us, each = (float(stepping[name].sum()) / steps for name in ("total_us", "count"))
     if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
         us = 0.0
+    saved_us = FUSED_FRAC * us
+    if each > FUSED_KERNELS and us <= MAX_FLOOR_US * each:  # as long as any kernel: fewer are shorter by their number
+        saved_us = us * (1 - FUSED_KERNELS / each)
     return Saving(
         "unfused-optimizer",
-        FUSED_FRAC * us,
+        saved_us,
         cost.step_us,
         f"The optimizer takes {step_share(us, cost)} of the {unit} in {each:,.0f} kernels",
         longest_name(stepping, "op") or "optimizer",

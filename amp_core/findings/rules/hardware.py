@@ -10,6 +10,7 @@ from amp_core.analysis.performance.gemm_shapes import product as product_of
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_rows
+from amp_core.analysis.performance.saving import longest_name, others
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
@@ -46,7 +47,7 @@ _TF32_BASELINE = Entry(
     threshold="One such kernel, or a setting that is on (compute capability 8.0 or newer). Informational for a "
     "trace, which does not record whether TF32 was intended: from 5 % of its kernel time, if as much is in GEMM/conv "
     "of another precision, or if it is the baseline of a trace without TF32.",
-    advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, on an A100 8 times as fast as FP32. "
+    advice="TF32 runs matrix products on tensor cores with 10 mantissa bits, on many GPUs faster than FP32. "
     "Turn it off for a fair baseline, or label the baseline TF32.",
     snippet="torch.backends.cuda.matmul.allow_tf32 = False\ntorch.backends.cudnn.allow_tf32 = False",
     frameworks={
@@ -220,6 +221,8 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         made = product_of(str(longest["op"]), str(longest["in_shapes"]))
         is_aligned = made is not None and made.sizes.get("K", 1) % 8 == 0
         remedy = _NARROW_PRODUCTS if is_aligned else replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
+        if is_aligned and made is not None and made.batch > 1 and min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS:
+            remedy = _FEW_ROWS_OF_BATCH
     finding = make_finding(
         "kernels-off-tensor-cores",
         f"{100 * share:.0f} % of 16-bit {kinds.text} kernel time does not use {cores}, most of it in "
@@ -257,6 +260,13 @@ _NARROW_PRODUCTS = Remedy(
     "product sums over is aligned: give each call more rows and columns, use newer libraries, and look whether an "
     "operand is a view that is not contiguous.",
     "y = torch.cat(rows) @ x   # one call with more rows, where several share x",
+)
+MAX_FEW_ROWS = 16
+"""Rows or columns of a product up to which most of a tile of tensor cores is empty, and reading bounds it."""
+_FEW_ROWS_OF_BATCH = Remedy(
+    "Each product of the batch has only a few rows, and a large operand of its own, so no rows can be joined, and "
+    "reading these operands bounds it. Compute it as a multiplication and a sum, compiled into one kernel.",
+    "product = torch.compile(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2))   # instead of a @ b",
 )
 _OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
 """Products of which neither factor needs to be a layer's weight."""
@@ -355,20 +365,28 @@ def layout_transposes(run: Run) -> list[Finding]:
         return []
     saved = f"; could save {saving.how_much()}" if saving else ""
     longest = turned.iloc[int(turned["total_us"].to_numpy().argmax())]
+    module, column = longest_name(turned, "module"), "op" if longest["op"] else "name"
+    its_us = float(turned["total_us"][turned["module"] == module].sum())
+    if module and its_us >= MIN_OF_MODULE_FRAC * us:
+        column = "module"
+    beside = others(turned, column)
     return [
         make_finding(
             "layout-transposes",
             f"{100 * share:.0f} % of kernel time goes to layout conversions for convolutions{saved}",
-            str(longest["module"]) or str(longest["op"]) or str(longest["name"]),
+            longest_name(turned, column),
             steps=steps_of(turned),
             value=share,
             limit=MIN_REPORTED_FRAC,
-            unit="share of kernel time",
+            unit=f"share of kernel time, with {beside} other{'s' if beside > 1 else ''}" if beside else _OF_KERNELS,
             remedy=_TURNED_SIGNALS if "conv1d" in longest["top_op"] else None,
         )
     ]
 
 
+_OF_KERNELS = "share of kernel time"
+MIN_OF_MODULE_FRAC = 0.5
+"""Share of the layout conversions from which the module that makes most of them is their place."""
 MIN_STEP_FRAC = 0.01
 """Share of the step of a trace below which kernel time is not worth a change, whatever its share of all kernel time."""
 

@@ -7,8 +7,10 @@ from amp_core.analysis.performance.idle_savings import longest_named
 from amp_core.analysis.performance.kernels import (
     TO_HOST,
     ZEROING,
+    copies_on_own_streams,
     is_compiled_in_part,
     kernel_rows,
+    replays_unfused_graphs,
     tiny_copies,
     window_rows,
 )
@@ -46,9 +48,7 @@ def copies(run: Run) -> list[Finding]:
     if way == "fill":
         remedy = _fills(run, findings[0].where)
     elif way == "pinned to the device":
-        rows = run.timeline
-        copied = rows["category"] == "memcpy"
-        if copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any():
+        if copies_on_own_streams(run):
             remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
     elif way == "to the device" and CREATES.fullmatch(op := longest_named(window_rows(run), "host_op")[0]):
         remedy = replace(_CREATED, snippet=created_on_device(op))
@@ -64,6 +64,8 @@ def copies(run: Run) -> list[Finding]:
             remedy = _STATE
     elif way == "within the device" and is_compiled_in_part(run):
         remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED
+        if remedy is _BY_COMPILED and replays_unfused_graphs(run):
+            remedy = _OF_GRAPHS
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
@@ -192,6 +194,12 @@ _BY_COMPILED = Remedy(
     "them, and, where its backend does not fuse, each clone and change of layout. Take a backend that fuses, and "
     "return new tensors instead of changing inputs.",
     'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
+_OF_GRAPHS = Remedy(
+    "Each call of compiled code replays a graph, with memory of its own: its backend copies all inputs into it, "
+    "parameters and saved activations too, and all outputs out of it. Take inductor with its graph trees, which need "
+    "no copies of those.",
+    'model = torch.compile(model, mode="reduce-overhead")   # of inductor, instead of backend="cudagraphs"',
 )
 _WITHIN_COMPILED = Remedy(
     "These are copies within the device: contiguous(), clone(), cat and changes of layout, and part of the program "

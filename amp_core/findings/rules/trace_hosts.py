@@ -57,7 +57,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
     if finding.where in _COPYING:
-        return _CALLS["copies"] if _waits_for_pageable_copies(run) else _COPIES_AGAIN
+        return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
     if CREATES.fullmatch(finding.where):
         return replace(_ON_DEVICE, snippet=created_on_device(finding.where))
     if _BUILDS.search(finding.where):
@@ -187,10 +187,24 @@ _IN_FORWARD = Remedy(
     "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
 )
 _COPIES_AGAIN = Remedy(
+    "The host copies tensors in this operator while the device waits. Copy what is reused, as weights, to the device "
+    "once, before the loop.",
+    "model = model.to(device)   # once\nx = x.to(device, non_blocking=True)",
+)
+_CONVERTS = Remedy(
     "The host converts or copies tensors in this operator while the device waits. Copy what is reused, as weights, to "
     "the device once, before the loop, and convert on the device.",
-    "model = model.to(device, torch.bfloat16)   # once\nx = x.to(device, non_blocking=True).to(torch.bfloat16)",
+    "model = model.to(device, torch.{dtype})   # once\nx = x.to(device, non_blocking=True).to(torch.{dtype})",
 )
+
+
+def _copies_again(run: Run) -> Remedy:
+    """Advice for tensors that are copied, and where recorded types tell so converted, again and again."""
+    converting = run.ops[run.ops["cast_bytes"] > 0].sort_values("cast_bytes")
+    dtype = str(converting["in_dtypes"].iloc[-1]).partition(",")[0] if len(converting) else ""  # of the target
+    return replace(_CONVERTS, snippet=_CONVERTS.snippet.format(dtype=dtype)) if dtype else _COPIES_AGAIN
+
+
 _IN_COMPILED = Remedy(
     "The host is in compiled code: Python that the compiler wrote checks guards and launches one kernel after the "
     "other. Let it capture CUDA graphs, which launch all of them at once.",

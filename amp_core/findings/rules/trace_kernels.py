@@ -15,21 +15,22 @@ from amp_core.analysis.performance.kernels import (
     is_trace,
     kernel_rows,
     on_cpu,
+    replays_unfused_graphs,
     takes_fused,
     window_rows,
     without_ranges,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.analysis.performance.savings import CASTS_BETWEEN, possible_savings
+from amp_core.analysis.performance.savings import CASTS_BETWEEN, MEMORY_BOUNDS, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.signals import facts
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
 from amp_core.hardware.data_sheets import dense_rates
-from amp_core.hardware.gpus import is_amd
+from amp_core.hardware.gpus import Gpu, is_amd
 from amp_core.store.run import Run
-from amp_core.text.formatting import kernel_in_words, percent
+from amp_core.text.formatting import kernel_in_words, number, percent
 
 _AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
 _WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
@@ -63,7 +64,7 @@ def fp32_products(run: Run) -> list[Finding]:
     is_ampere = names.str.contains(_SINCE_AMPERE).any()
     if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
-    elif is_amd(gpu.name) or not _tf32_helps(run, gpu.name):
+    elif is_amd(gpu.name) or not _tf32_helps(run, gpu) or any(MEMORY_BOUNDS in f.title for f in findings):
         remedies = _SIXTEEN_BITS
     elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
@@ -72,6 +73,10 @@ def fp32_products(run: Run) -> list[Finding]:
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
     told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    rates = dense_rates(gpu.name)
+    if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
+        gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
+        told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
     told = [_in_part(run, f) for f in told]
     rows = kernel_rows(run)
     if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
@@ -125,16 +130,20 @@ def _fp16_alone() -> tuple[Remedy, Remedy]:
     )
 
 
-def _tf32_helps(run: Run, gpu_name: str) -> bool:
+def _tf32_helps(run: Run, gpu: Gpu) -> bool:
     """Whether products in TF32 would be faster: most are in FP32 where TF32 is not allowed, and the data sheet gives it
-    a higher rate, as it does not for GeForce. It is allowed for convolutions, and for other products, by a setting of
-    its own; where one of them runs in TF32, the library chose FP32 for the rest."""
-    rows, rates = kernel_rows(run), dense_rates(gpu_name)
+    a higher rate, as it does not for GeForce. Of GPUs without one here, those whose compute capability ends with 0, the
+    large chips of a generation, have a higher rate. TF32 is allowed for convolutions, and for other products, by a
+    setting of its own; where one of them runs in TF32, the library chose FP32 for the rest."""
+    rows, rates = kernel_rows(run), dense_rates(gpu.name)
     rows = rows[is_matrix(rows)]
     us = rows.groupby([rows["category"] == "conv", "precision"])["total_us"].sum()
     fp32, tf32 = ([us.get((conv, precision), 0.0) for conv in (False, True)] for precision in ("fp32", "tf32"))
     gaining = sum(slow for slow, fast in zip(fp32, tf32, strict=True) if fast == 0)
-    faster = rates is None or rates.tf32 is None or rates.tf32 >= MIN_TF32_RATIO * rates.fp32
+    if rates is not None and rates.tf32 is not None:
+        faster = rates.tf32 >= MIN_TF32_RATIO * rates.fp32
+    else:
+        faster = gpu.capability is None or not gpu.known or gpu.capability[1] == 0
     return bool(faster and gaining > max(sum(fp32) / 2, sum(tf32)))
 
 
@@ -355,7 +364,8 @@ def _memory_bound(run: Run) -> list[Finding]:
         advice = f"{in_steps.advice} For the rest, compile the model."
         return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]
     if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
-        return [replace(f, advice=_UNFUSED.advice, snippet=_UNFUSED.snippet) for f in findings]
+        remedy = _UNFUSED_GRAPHS if replays_unfused_graphs(run) else _UNFUSED
+        return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
     gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
     if findings and gpu.capability is not None and gpu.known and gpu.capability < MIN_TRITON_CAPABILITY:
         return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
@@ -379,6 +389,11 @@ _UNFUSED = Remedy(
     "These kernels are memory-bound, and run in compiled code that still launches one kernel per operator: its backend "
     "does not fuse. Take one that does, as inductor.",
     'model = torch.compile(model, backend="inductor")   # not eager, aot_eager or ts',
+)
+_UNFUSED_GRAPHS = Remedy(
+    "These kernels are memory-bound, and run in graphs of compiled code that hold one kernel per operator: its backend "
+    "does not fuse. Take inductor, which fuses and captures graphs too.",
+    'model = torch.compile(model, mode="reduce-overhead")   # of inductor, instead of backend="cudagraphs"',
 )
 
 

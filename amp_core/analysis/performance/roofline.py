@@ -1,0 +1,26 @@
+"""How many times as fast products are in 16 bits, by the data sheet's rates of arithmetic and of memory.
+
+>>> in_16_bits(rows, rates.fp32, rates)      # 8.0 for large products, 2.0 for those that memory bounds
+"""
+
+import pandas as pd
+
+from amp_core.analysis.performance.gemm_shapes import product
+from amp_core.hardware.data_sheets import Rates
+
+
+def in_16_bits(rows: pd.DataFrame, tflops: float, rates: Rates) -> "pd.Series[float]":
+    """Of each row of `kernels`, which computes at the rate `tflops` from 32 bits. Where sizes are not known, and of
+    convolutions and attention, the ratio of the rates."""
+    ratios = [_ratio(op, shapes, tflops, rates) for op, shapes in zip(rows["op"], rows["in_shapes"], strict=True)]
+    return pd.Series(ratios, index=rows.index, dtype=float)
+
+
+def _ratio(op: str, shapes: str, tflops: float, rates: Rates) -> float:
+    made = product(op, shapes)
+    if made is None or made.kind != "gemm" or not made.flops:
+        return rates.half / tflops
+    m, n, k = (made.sizes[name] for name in "MNK")
+    per_value_us = (m * k + k * n + m * n) * made.batch / (rates.gb_per_s * 1e3)
+    wide_us = max(made.flops / (tflops * 1e6), 4 * per_value_us)
+    return wide_us / max(made.flops / (rates.half * 1e6), 2 * per_value_us)
