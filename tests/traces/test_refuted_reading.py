@@ -1,0 +1,58 @@
+"""What a trace is of, and what of it was recorded: statements that real traces refuted."""
+
+import pytest
+
+from amp_core.schema import RunError
+from amp_core.traces import read_trace
+from tests.traces.made import Made, write
+
+
+def refusal(folder, document):
+    with pytest.raises(RunError) as caught:
+        read_trace(write(folder / "t.json", document))
+    return str(caught.value)
+
+
+def functions(*names):
+    """Functions of Python, each called by the one before."""
+    trace = Made()
+    for number, name in enumerate(names):
+        trace.event("python_function", name, number, 2000 - 2 * number, 1)
+    return trace.document()
+
+
+STOP = "torch/profiler/profiler.py(623): stop"
+START = "torch/profiler/profiler.py(130): start_trace"
+
+
+@pytest.mark.parametrize("outer", [STOP, STOP.replace("stop", "__exit__")])
+def test_a_profiler_that_starts_within_its_stop_is_told_to_have_an_inactive_schedule(tmp_path, outer):
+    text = refusal(tmp_path, functions("main.py(3): run", outer, START))
+    assert "stopped before its schedule became active; call prof.step()" in text and "server" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [
+        ("<built-in method poll of select.epoll object at 0x1>", True),
+        ("<built-in method acquire of _thread.lock object at 0x1>", True),
+        ("main.py(3): parse", False),
+        (START, False),
+    ],
+)
+def test_a_server_is_named_only_where_functions_wait(tmp_path, name, waits):
+    text = refusal(tmp_path, functions("main.py(1): run", name))
+    assert "this process computes nothing" in text and ("of a server" in text) == waits
+
+
+def test_a_trace_of_a_browser_is_told_to_be_none_of_torchs(tmp_path):
+    event = {"ph": "X", "pid": 1, "tid": 1, "ts": 5, "dur": 3, "args": {}}
+    events = [event | {"name": "Draw", "cat": "cc"}, event | {"name": "Task", "cat": "cc,devtools", "ph": "B"}]
+    text = refusal(tmp_path, events)
+    assert "no trace of torch.profiler" in text and "'cc', 'cc,devtools'" in text and "schedule" not in text
+
+
+def test_an_empty_trace_of_torchs_is_not_told_to_be_anothers(tmp_path):
+    event = {"ph": "X", "pid": 1, "tid": 1, "ts": 5, "dur": 3, "args": {}}
+    events = [event | {"name": "x", "cat": "ac2g", "ph": "s"}, event | {"name": "PyTorch Profiler (0)", "cat": "Trace"}]
+    assert "since a profiler is empty after its last active step" in refusal(tmp_path, {"traceEvents": events})
