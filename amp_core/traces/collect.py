@@ -66,6 +66,8 @@ _ACCELERATOR_OPS = re.compile(
 Recurrent layers ask on a CPU too whether cuDNN would take them."""
 _APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mps)")
 """Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""
+LEGACY_PROCESS = "CPU functions"
+"""The process of operators in the format of the older torch.autograd.profiler, which has no kernels."""
 TIMED_ON_DEVICE = "CUDA functions"
 """Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 LOADING = re.compile(r"(?:Module|Function) Loading$")
@@ -453,7 +455,7 @@ _CATEGORIES = {
     "cpu_op": "op",
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
-    "CPU functions": "op",  # the same up to PyTorch 1.7: the process of events without a category
+    LEGACY_PROCESS: "op",  # the same in its own format: the process of events without a category
     TIMED_ON_DEVICE: "timed op",
     "user_annotation": "mark",
     "gpu_user_annotation": "device mark",

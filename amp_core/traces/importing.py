@@ -119,6 +119,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         }
         if trace.times_by_events:
             config["times_by_events"] = True
+        if trace.legacy_format:
+            config["legacy_format"] = True
         if trace.metric_ranges:
             config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:

@@ -22,7 +22,7 @@ from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
 from amp_core.traces import rocprof
-from amp_core.traces.collect import collect
+from amp_core.traces.collect import LEGACY_PROCESS, collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
@@ -129,6 +129,8 @@ class Trace:
     times_by_events: bool = False
     """Whether the program recorded a pair of events around each operator, as torch does where it is not asked for
     kernels."""
+    legacy_format: bool = False
+    """Whether it has the format of the older torch.autograd.profiler, which never records kernels."""
     metric_ranges: int = 0
     """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
@@ -356,6 +358,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         thinned=thinned,
         misclocked=misclocked,
         metric_ranges=events.metric_ranges,
+        legacy_format=LEGACY_PROCESS in events.processes,
         times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,
         unequal_products=unequal_products(events, linked),
         slow_calls=slow_calls(events, linked),

@@ -2,8 +2,9 @@
 
 import pytest
 
+from amp_core import diagnose, load_run
 from amp_core.schema import RunError
-from amp_core.traces import read_trace
+from amp_core.traces import import_traces, read_trace
 from tests.traces.made import Made, write
 
 
@@ -56,3 +57,13 @@ def test_an_empty_trace_of_torchs_is_not_told_to_be_anothers(tmp_path):
     event = {"ph": "X", "pid": 1, "tid": 1, "ts": 5, "dur": 3, "args": {}}
     events = [event | {"name": "x", "cat": "ac2g", "ph": "s"}, event | {"name": "PyTorch Profiler (0)", "cat": "Trace"}]
     assert "since a profiler is empty after its last active step" in refusal(tmp_path, {"traceEvents": events})
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_the_format_of_the_older_profiler_is_why_kernels_are_missing(tmp_path, legacy):
+    event = {"ph": "X", "name": "aten::cudnn_convolution", "tid": 1, "ts": 5, "dur": 3, "args": {}}
+    trace = Made("list")
+    trace.events = [event | ({"pid": "CPU functions"} if legacy else {"pid": 1, "cat": "cpu_op"})]
+    (finding,) = diagnose(load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run")))
+    assert finding.code == "device-not-recorded" and ("torch.autograd.profiler" in finding.advice) == legacy
+    assert ("permission" in finding.advice) != legacy

@@ -67,6 +67,8 @@ def device_not_recorded(run: Run) -> list[Finding]:
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
     if run.head.config.get("metric_ranges"):
         return for_what_runs(run, [replace(finding, advice=_METRICS, snippet=entry_snippet)])
+    if run.head.config.get("legacy_format"):
+        return for_what_runs(run, [replace(finding, advice=_LEGACY, snippet=entry_snippet)])
     if run.head.config.get("times_by_events"):
         return for_what_runs(run, [replace(finding, advice=_BY_EVENTS, snippet=entry_snippet)])
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
@@ -79,6 +81,11 @@ _METRICS = (
     "ranges instead of kernels; the times of the launches are those of the repetitions. Record again without metrics."
 )
 """Advice for launches without kernels in a trace with `cuda_profiler_range` events."""
+_LEGACY = (
+    "The file has the format of the older torch.autograd.profiler, which records no kernels: at most, it times "
+    "operators on the device. Record with torch.profiler.profile and ProfilerActivity.CUDA, from PyTorch 1.8.1 on."
+)
+"""Advice for a trace of the processes `CPU functions` and `CUDA functions`."""
 _BY_EVENTS = (
     "Two events are recorded for each operator: torch measured operators with them, as torch.autograd.profiler does, "
     "and did not ask for kernels. Record with torch.profiler.profile and ProfilerActivity.CUDA."
