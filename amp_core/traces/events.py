@@ -147,6 +147,8 @@ class TraceEvents:
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
     """Allocations and frees of memory that the trace states to be a device's."""
+    device_thread_ops: int = 0
+    """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by process and number, where the trace has them."""
     processes: list[str] = field(default_factory=list)
@@ -175,7 +177,8 @@ class TraceEvents:
     @property
     def uses_device(self) -> bool:
         """Whether the program used a device, recorded or not."""
-        return bool(len(self.work) or self.launches or self.accelerator_ops or self.device_allocations)
+        shown = self.launches or self.accelerator_ops or self.device_allocations or self.device_thread_ops
+        return bool(len(self.work) or shown)
 
     def drop_identifiers(self) -> None:
         """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""

@@ -25,6 +25,7 @@ from amp_core.traces import rocprof
 from amp_core.traces.collect import LEGACY_PROCESS, collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
+from amp_core.traces.device_threads import operators_on_device_threads
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.first_calls import first_calls
@@ -104,6 +105,8 @@ class Trace:
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
     """Allocations and frees of memory that the trace states to be a device's."""
+    device_thread_ops: int = 0
+    """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     host_part: HostPart | None = None
     """If it is unrecorded: what keeps the host busy the longest."""
     timed_op: tuple[str, float] | None = None
@@ -207,6 +210,8 @@ class Trace:
         """What shows that a device was used whose work is not in the trace."""
         if self.launches:
             return f"{self.launches:,} launches"
+        if self.device_thread_ops:
+            return "a backward on threads of a device"
         return "operators of a GPU" if self.accelerator_ops else "memory of a device"
 
     @property
@@ -287,6 +292,8 @@ def _collected(
 
 
 def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
+    if not events.uses_device:
+        events.device_thread_ops = operators_on_device_threads(events)
     misclocked = drop_misclocked(events)
     host = link(events)
     linked = link_work(events, host)
@@ -345,6 +352,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         launches=events.launches,
         accelerator_ops=events.accelerator_ops,
         device_allocations=events.device_allocations,
+        device_thread_ops=events.device_thread_ops,
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,

@@ -3,9 +3,10 @@
 import pytest
 
 from amp_core import diagnose, load_run
+from amp_core.findings import first_sentence
 from amp_core.schema import RunError
 from amp_core.traces import import_traces, read_trace
-from tests.traces.made import Made, write
+from tests.traces.made import Made, run_of, write
 
 
 def refusal(folder, document):
@@ -67,3 +68,24 @@ def test_the_format_of_the_older_profiler_is_why_kernels_are_missing(tmp_path, l
     (finding,) = diagnose(load_run(import_traces([write(tmp_path / "t.json", trace.document())], tmp_path / "run")))
     assert finding.code == "device-not-recorded" and ("torch.autograd.profiler" in finding.advice) == legacy
     assert ("permission" in finding.advice) != legacy
+
+
+@pytest.mark.parametrize(
+    ("thread", "others", "product", "on_device"),
+    [(2, 0, "aten::addmm", True), (1, 0, "aten::addmm", False), (2, 4, "aten::addmm", False),
+     (2, 0, "aten::mkldnn_convolution", False)],
+)  # fmt: skip
+def test_a_backward_on_a_thread_of_its_own_is_that_of_a_device(tmp_path, thread, others, product, on_device):
+    trace = Made()
+    for number in range(20):
+        trace.op(product, 20 * number, 15)
+    for number in range(5):
+        trace.op("autograd::engine::evaluate_function: AddmmBackward0", 500 + 20 * number, 15, thread)
+        trace.op("aten::mm", 501 + 20 * number, 10, thread)
+    for number in range(others):
+        trace.op("aten::relu", 800 + 20 * number, 10, thread)
+    run = run_of(tmp_path, trace, gpu="NVIDIA RTX A1000")
+    assert first_sentence(run).startswith("No device activity was recorded") == on_device
+    (finding,) = [f for f in diagnose(run) if f.code in ("device-not-recorded", "idle-gpu")]
+    assert ("(NVIDIA RTX A1000) was not recorded" in finding.title) == on_device
+    assert ("model.to" in finding.snippet) != on_device

@@ -43,17 +43,20 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if not isinstance(launches, int) or mostly_misclocked(run):
         return []
     device = str(run.head.config.get("device") or "cuda")
-    counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations")]
-    operators, allocations = (count if isinstance(count, int) else 0 for count in counts)
+    counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations", "device_thread_ops")]
+    operators, allocations, of_threads = (count if isinstance(count, int) else 0 for count in counts)
     if launches:
         seen, unit = f"{launches:,} launches", "launch{es} without kernels"
+    elif of_threads:
+        seen, unit = "a backward on threads of a device", "operator{s} of backward on threads of a device"
     elif operators or not allocations:
         seen, unit = "operators of a GPU", "operator{s} of a GPU without kernels"
     else:
         seen, unit = "allocations of its memory", "allocations and frees of its memory"
-    counted = launches or operators or allocations
+    counted = launches or operators or allocations or of_threads
     entry_snippet = PROFILE.format(activity=_ACTIVITIES.get(device, "CUDA"))
-    title = f"The device ({device}) was not recorded: the trace contains {seen} but no kernel"
+    gpu = profiled_gpu(run, device).name if of_threads else ""
+    title = f"The device ({gpu or device}) was not recorded: the trace contains {seen} but no kernel"
     if "timed_op" in run.head.config:
         title = f"The device's kernels ({device}) were not recorded: the trace has times of its operators alone"
     finding = make_finding(
