@@ -369,8 +369,8 @@ def _check_categories(of_others: "Counter[str]") -> None:
     named = [repr(category) for category, _ in of_others.most_common(SHOWN_CATEGORIES) if category]
     theirs = f"; theirs are {', '.join(named)}" if named else ""
     raise RunError(
-        f"it is no trace of torch.profiler: none of its events has a category that this profiler writes{theirs}; give a "
-        "file that export_chrome_trace or tensorboard_trace_handler wrote"
+        f"it is no trace of torch.profiler: none of its events has a category that this profiler writes{theirs}; give "
+        "a file that export_chrome_trace or tensorboard_trace_handler wrote"
     )
 
 
@@ -384,7 +384,9 @@ def _check_content(events: TraceEvents, functions: int, starts_in_stop: bool) ->
         )
     if not (OP in events.spans.kind or events.uses_device):
         if functions and not len(events.spans):
-            only = f"the trace has no operator and no kernel, only {functions:,} function{'s' * (functions > 1)} of Python"
+            only = (
+                f"the trace has no operator and no kernel, only {functions:,} function{'s' * (functions > 1)} of Python"
+            )
             if starts_in_stop:
                 raise RunError(
                     f"{only}: the profiler was stopped before its schedule became active; call prof.step() in each "
