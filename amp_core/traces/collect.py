@@ -199,7 +199,7 @@ class _Collector:
         events = self.events
         if self._base is not None:
             add_npu_work(events, self._npu.linked(), self._base, self._texts, self._threads)
-        events.named_ranks = self._npu.named_ranks
+        events.named_ranks, events.waits_us = self._npu.named_ranks, self._npu.waits_us
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)

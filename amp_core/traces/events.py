@@ -173,6 +173,8 @@ class TraceEvents:
     """Ranges with metrics of CUPTI's, which a profiler writes instead of kernels."""
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
+    waits_us: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By this rank and another one: how long collectives wait for the other, where the trace tells it."""
 
     @property
     def uses_device(self) -> bool:

@@ -81,6 +81,8 @@ class Trace:
     """Ranks of the training, as the trace states."""
     named_ranks: int = 0
     """The same, at least, by the ranks that its collectives name; 0 where they name none."""
+    waits_us: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By this rank and another one: how long collectives wait for the other, where the trace tells it."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """name, memory_bytes, capability, multiprocessors of each GPU that the trace lists."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -331,6 +333,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         rank=_count(distributed.get("rank")),
         world_size=_count(distributed.get("world_size")) or None,
         named_ranks=named_ranks(events),
+        waits_us=events.waits_us,
         gpus=gpus,
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),

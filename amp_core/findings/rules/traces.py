@@ -16,7 +16,15 @@ from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import duration, number
 
-_ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
+_ACTIVITIES = {
+    "cuda": "CUDA",
+    "xpu": "XPU",
+    "hpu": "HPU",
+    "mtia": "MTIA",
+    "mlu": "MLU",
+    "npu": "NPU",
+    "privateuseone": "PrivateUse1",
+}
 
 
 @rule(
