@@ -76,7 +76,21 @@ def cpu_sentence(run: Run) -> str:
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
     further = f"{_cold(run)}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
-    return f"The trace contains no device activity: on the CPU, {sentence}{further}"
+    return f"{_few(run)}The trace contains no device activity: on the CPU, {sentence}{further}"
+
+
+def _few(run: Run) -> str:
+    """That operators run for a small part of the time that the profiler ran, as a sentence before others; else
+    empty."""
+    us, before_us, after_us = numbers_of_import(run, "few_operators", "us", "before_us", "after_us")
+    whole_us = us + before_us + after_us
+    if not 0 < us <= whole_us:
+        return ""
+    return (
+        f"Operators run within {number(us / 1e3)} of the {number(whole_us / 1e3, 'ms')} that the profiler ran "
+        f"({percent(us / whole_us)}): the {number(before_us / 1e3)} before and {number(after_us / 1e3, 'ms')} after "
+        "are other work, or the profiler's own. "
+    )
 
 
 MIN_COLD_FRAC = 0.05

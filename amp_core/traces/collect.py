@@ -125,6 +125,7 @@ class _Collector:
         self._of_others: Counter[str] = Counter()
         self._is_known = False
         self._of_memory: str | None = None
+        self._profiled: list[tuple[float, float]] = []
         self._add = {
             "op": self._add_span,
             "mark": self._add_span,
@@ -140,6 +141,8 @@ class _Collector:
         category, events = event.get("cat", event.get("pid")), self.events
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
         events.metric_ranges += category == METRIC_RANGE
+        if category == PROFILER_SPAN and (start := _time(event.get("ts"))) is not None:
+            self._profiled.append((start, start + (_time(event.get("dur")) or 0.0)))
         if kind is None and "cat" not in event:
             if made := torchs_events(event, events.process_names):
                 for one in made:
@@ -199,6 +202,8 @@ class _Collector:
         events = self.events
         if self._base is not None:
             add_npu_work(events, self._npu.linked(), self._base, self._texts, self._threads)
+            if len(self._profiled) == 1:
+                events.profiled = self._profiled[0][0] - self._base, self._profiled[0][1] - self._base
         events.named_ranks, events.waits_us = self._npu.named_ranks, self._npu.waits_us
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])

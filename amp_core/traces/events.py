@@ -135,6 +135,8 @@ class TraceEvents:
     """Time of the first event of the file on the trace's own clock."""
     first_us: float = math.inf
     """Time of the earliest event, also of calls that are dropped; infinite where that is not known."""
+    profiled: tuple[float, float] | None = None
+    """When torch's profiler started and stopped; None where the trace does not tell it, or has several of these."""
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
     invalid: int = 0

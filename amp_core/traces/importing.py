@@ -195,6 +195,7 @@ _FOUND = (
         "operator_loop",
         "first_sizes",
         "long_view",
+        "few_operators",
         "compilations",
         "slow_device",
     ),

@@ -28,6 +28,7 @@ from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost,
 from amp_core.traces.device_threads import operators_on_device_threads
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.few_operators import FewOperators, few_operators
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import FirstSizes, first_sizes
 from amp_core.traces.gpu_work import launches_without_work, link_work
@@ -149,6 +150,7 @@ class Trace:
     slow_device: SlowDevice | None = None
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
+    few_operators: FewOperators | None = None
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
@@ -381,6 +383,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),
+        few_operators=few_operators(events),
         operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         benchmarks=0 < events.convolutions == events.benchmarked,

@@ -167,3 +167,16 @@ def test_no_advice_about_a_model_where_the_trace_may_lack_it(tmp_path, product):
     run = run_of(tmp_path, trace)
     assert ("the model may not be in the trace" in first_sentence(run)) != product
     assert ("torch.compile" in finding_of(run, "launch-bound").snippet) == product
+
+
+@pytest.mark.parametrize(("whole_us", "stacks", "told"), [(900_000, False, True), (900_000, True, False),
+                                                          (60_000, False, False), (9000, False, False)])  # fmt: skip
+def test_operators_that_run_for_little_of_the_profilers_time_are_told_first(tmp_path, whole_us, stacks, told):
+    trace = Made()
+    trace.op("aten::addmm", 4000, 3000)
+    trace.event("Trace", "PyTorch Profiler (0)", 0, whole_us, "PyTorch Profiler")
+    if stacks:
+        trace.event("python_function", "main.py(3): load", 7000, 800_000, 1)
+    text = first_sentence(run_of(tmp_path, trace, gpu=""))
+    assert text.startswith("Operators run within 3.00 of the 900 ms that the profiler ran (0.333 %): the 4.00") == told
+    assert told or text.startswith("The trace contains")
