@@ -37,7 +37,7 @@ from amp_core.traces.events import (
     TraceEvents,
     Work,
 )
-from amp_core.traces.rocprof import torchs_events
+from amp_core.traces.rocprof import BEGAN, torchs_events
 
 MAX_EVENTS = 40_000_000
 
@@ -141,7 +141,8 @@ class _Collector:
         category, events = event.get("cat", event.get("pid")), self.events
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
         events.metric_ranges += category == METRIC_RANGE
-        if category == PROFILER_SPAN and (start := _time(event.get("ts"))) is not None:
+        is_span = category == PROFILER_SPAN and len(self._profiled) < MAX_PROFILERS
+        if is_span and (start := _time(event.get("ts"))) is not None:
             self._profiled.append((start, start + (_time(event.get("dur")) or 0.0)))
         if kind is None and "cat" not in event:
             if made := torchs_events(event, events.process_names):
@@ -192,7 +193,8 @@ class _Collector:
     def _note_origin(self, event: dict[str, Any], *, is_known: bool) -> None:
         """Note whether `event` is one of a profiler that is read here, by its kind or by what torch's alone writes; if
         not, its category."""
-        self._is_known |= is_known or event.get("cat") == PROFILER_SPAN or PROFILER in str(event.get("name"))
+        is_known |= event.get("cat") == PROFILER_SPAN or PROFILER in str(event.get("name"))
+        self._is_known |= is_known or (isinstance(event.get("args"), dict) and BEGAN in event["args"])
         category = str(event.get("cat") or "")[:MAX_CATEGORY_CHARS]
         if not self._is_known and (category in self._of_others or len(self._of_others) < MAX_CATEGORIES):
             self._of_others[category] += 1
@@ -289,7 +291,8 @@ class _Collector:
         self._functions += 1
         if "profiler.py(" in item.name and (match := _OF_SCHEDULE.search(item.name)) is not None:
             of_name = self._starts if match[1] == "start_trace" else self._stops
-            _add_frame(of_name, item, self._thread(item.event), 0)
+            if len(of_name) < MAX_PROFILERS:
+                _add_frame(of_name, item, self._thread(item.event), 0)
         if item.duration >= LONG_FRAME_US and PROFILING_IN_PYTHON.search(item.name):
             _add_frame(self.events.profiling, item, 0, self._texts.intern(item.name))
         if item.duration >= LONG_FRAME_US:
@@ -420,6 +423,8 @@ def _check_content(events: TraceEvents, functions: int, starts_in_stop: bool) ->
 PROFILER_SPAN, PROFILER, CANN = "Trace", "PyTorch Profiler", "CANN"
 """Category and name of the span of torch's profiler, and name of the process of Ascend's calls."""
 MAX_CATEGORIES, SHOWN_CATEGORIES, MAX_CATEGORY_CHARS = 1000, 3, 60
+MAX_PROFILERS = 1000
+"""Starts and stops of torch's profiler that are looked at: a program has a few."""
 LEAST_STEP_US = 1000.0
 """In a shorter step without work nothing ran, whenever the trace was exported."""
 MAX_DUPLICATE_FRAC = 0.1
