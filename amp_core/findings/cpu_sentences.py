@@ -80,7 +80,21 @@ def cpu_sentence(run: Run) -> str:
     cold, is_first = _cold(run)
     further = f"{'' if is_first or not cold else f' {cold}'}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
     before = f". {cold} On the CPU," if is_first else ": on the CPU,"
-    return f"The trace contains no device activity{before} {sentence}{further}"
+    return f"{_few(run)}The trace contains no device activity{before} {sentence}{further}"
+
+
+def _few(run: Run) -> str:
+    """That operators run for a small part of the time that the profiler ran, as a sentence before others; else
+    empty."""
+    us, before_us, after_us = numbers_of_import(run, "few_operators", "us", "before_us", "after_us")
+    whole_us = us + before_us + after_us
+    if not 0 < us <= whole_us:
+        return ""
+    return (
+        f"Operators run within {number(us / 1e3)} of the {number(whole_us / 1e3, 'ms')} that the profiler ran "
+        f"({percent(us / whole_us)}): the {number(before_us / 1e3)} before and {number(after_us / 1e3, 'ms')} after "
+        "are other work, or the profiler's own. "
+    )
 
 
 MIN_COLD_FRAC, MIN_COLD_FIRST_FRAC = 0.05, 0.25

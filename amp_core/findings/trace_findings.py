@@ -3,6 +3,7 @@
 first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,10 +89,23 @@ def saving_finding(
 
 
 def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:
-    """The findings of a trace, with code that calls the model alone where the trace contains no training."""
+    """The findings of a trace, with code that calls the model alone where the trace contains no training, and with
+    torch_npu's profiler where that recorded it."""
+    if str(run.head.config.get("device")).startswith("npu"):
+        findings = [replace(f, advice=_for_npu(f.advice), snippet=_for_npu(f.snippet)) for f in findings]
     if trains(run):
         return findings
     return [replace(f, snippet=f.snippet.replace("train_step(batch)", "model(batch)")) for f in findings]
+
+
+def _for_npu(text: str) -> str:
+    """Advice or code with the profiler of NPUs, which has no sums of operators."""
+    text = _TABLE.sub('prof.export_chrome_trace("trace.json")', text.replace("ProfilerActivity.CUDA", _NPU_ACTIVITY))
+    return _PROFILER.sub("torch_npu.profiler", text)
+
+
+_NPU_ACTIVITY = "ProfilerActivity.NPU"
+_PROFILER, _TABLE = re.compile(r"\btorch\.profiler\b"), re.compile(r"print\(prof\.key_averages\(.*\)\)")
 
 
 def trains(run: Run) -> bool:
@@ -377,13 +391,19 @@ def _idle_hint(run: Run) -> str:
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
     accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
     like = "" if accounted else ", like the start of a program or an idle server"
-    no_model = (
-        "" if multiplies(kernel_rows(run)) else " No product of matrices runs: the model may not be in the trace."
-    )
+    no_model = "" if multiplies(kernel_rows(run)) else f" No product of matrices runs: {_NO_MODEL}."
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
         f"warm-up.{no_model}"
     )
+
+
+_NO_MODEL = "the model may not be in the trace"
+
+
+def may_lack_model(run: Run) -> bool:
+    """Whether the first sentence says that the model may not be in the trace: then no advice about it fits."""
+    return _NO_MODEL in _first_sentence(run)
 
 
 def _busy_frac(savings: Savings) -> float:

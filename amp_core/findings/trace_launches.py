@@ -25,7 +25,7 @@ from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
-from amp_core.findings.trace_findings import for_what_runs, saving_finding
+from amp_core.findings.trace_findings import for_what_runs, may_lack_model, saving_finding
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, percent
 
@@ -55,7 +55,7 @@ def with_waits(run: Run, finding: Finding) -> Finding:
     if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in finding.advice:
         return finding
     ops = windows["sync_op"][windows["sync_op"] != ""]
-    where = f", most in {ops.mode().iloc[0]}" if len(ops) else ""
+    where = f", the longest in {ops.mode().iloc[0]}" if len(ops) else ""  # not the most often
     unit = "step" if steps else "profiled window"
     times = f"{mean_count(syncs / per)} times per {unit}{where}"
     return replace(finding, advice=f"{finding.advice} The host waits for the GPU {times}: no graph goes across a wait.")
@@ -135,10 +135,12 @@ def launch_remedy(run: Run) -> Remedy | None:
     """What to advise where the device waits for launches; None for the guide's advice."""
     if passes_sentence(run):
         return FIRST_PASS
+    if may_lack_model(run):
+        return _LACKS_MODEL
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):
-        return _ON_NPU
+        return _training_on_npu(run) if savings is not None and savings.trains else _ON_NPU
     on_cuda = device.startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
@@ -298,6 +300,21 @@ _ON_NPU = Remedy(
     "optimizers, and for inference its graphs.",
     "import torchair\n\nmodel = torch.compile(model, backend=torchair.get_npu_backend())   # inference",
 )
+NPU_OPTIMIZERS = ("Adadelta", "Adam", "AdamW", "RMSprop", "SGD")
+"""Optimizers of torch of which torch_npu has a fused one."""
+
+
+def _training_on_npu(run: Run) -> Remedy:
+    """Advice for a training on an NPU, with the fused form of its optimizer where torch_npu has one."""
+    names = run.head.config.get("optimizers")
+    named = [name for name in names if name in NPU_OPTIMIZERS] if isinstance(names, list) else []
+    advice = f"{_WAITS_ELSEWHERE} Use larger batches, and torch_npu's fused operators"
+    if not named:
+        return Remedy(f"{advice}.", "loader = DataLoader(data, 2 * batch_size)")
+    fused = f"optimizer = torch_npu.optim.NpuFused{named[0]}(model.parameters(), lr=lr)"
+    return Remedy(f"{advice} and optimizers.", fused)
+
+
 MIN_NODES = 100
 """Kernels per graph from which it holds a whole pass of a model, and not a piece between two breaks."""
 MIN_CAPTURED_FRAC = 0.9
@@ -316,6 +333,11 @@ def _is_compiled_throughout(run: Run) -> bool:
 FIRST_PASS = Remedy(
     "Most of this is the first of several equal series of launches, which sets up libraries, loads kernels and fills "
     "caches. Profile after a warm-up: what the later ones wait is what can be saved.",
+    "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
+_LACKS_MODEL = Remedy(
+    "Hardly anything runs on the device, and no product of matrices: what is to be made faster may not be in the "
+    "trace. Profile that, after a warm-up.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
 )
 _BESIDE_GRAPH = Remedy(

@@ -28,6 +28,8 @@ OPERATOR_ARROW, LAUNCH_ARROW = "async_npu", "HostToDevice"
 _COLLECTIVE = "hcom_"
 _COLLECTIVE_STREAMS = 1_000_000
 """Added to the number of a collective's row, which is none of the streams that the others count."""
+WAIT = "Notify_Wait"
+"""The part of a collective in which HCCL waits on a rank (`src rank`) for another one (`dst rank`)."""
 _CALL = "AscendCL@"
 
 _COLLECTIVE_NAME = re.compile(r"hcom_([A-Za-z]+)_+(\d+)_")
@@ -68,6 +70,8 @@ class AscendRows:
     """By kind of an arrow and the row at which it ends: its identifier."""
     named_ranks: int = 0
     """One more than the largest rank that a part of a collective names."""
+    waits_us: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By this rank and another one: how long collectives wait for the other, as `WAIT` names it."""
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._begins) + len(self._ends)
@@ -79,10 +83,11 @@ class AscendRows:
             return False
         if "Mode" in arguments:
             return name.startswith(_CALL)
-        for key in ("src rank", "dst rank"):
-            rank = arguments.get(key)
-            if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MAX_NAMED_RANKS:
-                self.named_ranks = max(self.named_ranks, rank + 1)
+        ranks = [rank for key in ("src rank", "dst rank") if (rank := _rank(arguments.get(key))) is not None]
+        self.named_ranks = max(self.named_ranks, *(rank + 1 for rank in ranks), 0)
+        if name == WAIT and len(ranks) == 2 and len(self.waits_us) < MAX_NAMED_RANKS:
+            pair = (ranks[0], ranks[1])
+            self.waits_us[pair] = self.waits_us.get(pair, 0.0) + duration_us
         collective = name.startswith(_COLLECTIVE)
         if collective or "Task Type" in arguments:
             row = str(event.get("tid"))[:40]
@@ -112,6 +117,11 @@ class AscendRows:
             if operator is not None:
                 linked.append(replace(row, operator=operator, launch=launch or operator))
         return linked
+
+
+def _rank(value: object) -> int | None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if isinstance(value, int) and is_number and 0 <= value < MAX_NAMED_RANKS else None
 
 
 def _message(name: str, arguments: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ import json
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ from amp_core.traces.events import (
     TraceEvents,
     Work,
 )
-from amp_core.traces.rocprof import torchs_events
+from amp_core.traces.rocprof import BEGAN, torchs_events
 
 MAX_EVENTS = 40_000_000
 
@@ -66,6 +67,8 @@ _ACCELERATOR_OPS = re.compile(
 Recurrent layers ask on a CPU too whether cuDNN would take them."""
 _APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mps)")
 """Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""
+LEGACY_PROCESS = "CPU functions"
+"""The process of operators in the format of the older torch.autograd.profiler, which has no kernels."""
 TIMED_ON_DEVICE = "CUDA functions"
 """Operators whose time on the device torch measured with events, up to PyTorch 1.7: not their kernels."""
 LOADING = re.compile(r"(?:Module|Function) Loading$")
@@ -76,6 +79,10 @@ PROFILING = re.compile(r"(?:Buffer Flush|Activity Buffer Request|Instrumentation
 """What it calls its own work, which a program does not have without the profiler (`CUpti_ActivityOverheadKind`)."""
 PROFILING_IN_PYTHON = re.compile(r"_record_function_(?:enter|exit)|_(?:enable|disable)_profiler|prepare_profiler")
 """Functions of torch's own in which the profiler starts, stops or marks a range."""
+_OF_SCHEDULE = re.compile(r"torch[/\\]profiler[/\\]profiler\.py\(\d+\): (start_trace|stop|__exit__)$")
+"""Functions in which torch's profiler starts to record, and in which it stops for good."""
+_WAITS = re.compile(r"(?i:queue|socket|select|poll|lock\b)|: (?:wait|recv)")
+"""Python functions in which a thread waits for another thread or process."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -115,7 +122,11 @@ class _Collector:
         self._npu = AscendRows()
         self._base: float | None = None
         self._functions = 0
+        self._starts, self._stops = Frames(), Frames()
+        self._of_others: Counter[str] = Counter()
+        self._is_known = False
         self._of_memory: str | None = None
+        self._profiled: list[tuple[float, float]] = []
         self._add = {
             "op": self._add_span,
             "mark": self._add_span,
@@ -131,12 +142,17 @@ class _Collector:
         category, events = event.get("cat", event.get("pid")), self.events
         kind = _CATEGORIES.get(category) if isinstance(category, str) else None
         events.metric_ranges += category == METRIC_RANGE
+        is_span = category == PROFILER_SPAN and len(self._profiled) < MAX_PROFILERS
+        if is_span and (start := _time(event.get("ts"))) is not None:
+            self._profiled.append((start, start + (_time(event.get("dur")) or 0.0)))
         if kind is None and "cat" not in event:
             if made := torchs_events(event, events.process_names):
                 for one in made:
                     self.add(one)
                 return
             kind = _npu_kind(self._npu, event)
+        if not self._is_known:
+            self._note_origin(event, is_known=kind is not None)
         if kind is None or event.get("name") == DISPATCH_MODE:
             return
         if category in _ACCELERATORS:
@@ -172,13 +188,26 @@ class _Collector:
             self._npu.add_arrow(event, at)
         elif event.get("name") == "process_name":
             _add_process_name(self.events.process_names, event)
+        if not self._is_known and event.get("ph") not in ("M", None):
+            self._note_origin(event, is_known=False)
+
+    def _note_origin(self, event: dict[str, Any], *, is_known: bool) -> None:
+        """Note whether `event` is one of a profiler that is read here, by its kind or by what torch's alone writes; if
+        not, its category."""
+        is_known |= event.get("cat") == PROFILER_SPAN or PROFILER in str(event.get("name"))
+        self._is_known |= is_known or (isinstance(event.get("args"), dict) and BEGAN in event["args"])
+        category = str(event.get("cat") or "")[:MAX_CATEGORY_CHARS]
+        if not self._is_known and (category in self._of_others or len(self._of_others) < MAX_CATEGORIES):
+            self._of_others[category] += 1
 
     def collected(self) -> TraceEvents:
         """All of them. Raises `RunError` if they tell nothing, or hold the trace twice."""
         events = self.events
         if self._base is not None:
             add_npu_work(events, self._npu.linked(), self._base, self._texts, self._threads)
-        events.named_ranks = self._npu.named_ranks
+            if len(self._profiled) == 1:
+                events.profiled = self._profiled[0][0] - self._base, self._profiled[0][1] - self._base
+        events.named_ranks, events.waits_us = self._npu.named_ranks, self._npu.waits_us
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
@@ -192,7 +221,9 @@ class _Collector:
                 events.accelerator_ops = int(np.isin(np.asarray(events.spans.name), of_apple).sum())
         if not (len(events.work) or events.accelerator):
             events.accelerator = self._of_memory
-        _check_content(events, self._functions)
+        if not (self._is_known or len(self._npu) or CANN in events.process_names.values()):
+            _check_categories(self._of_others)
+        _check_content(events, self._functions, _is_within(self._starts, self._stops))
         _check_duplicates(events.work)
         return events
 
@@ -269,6 +300,10 @@ class _Collector:
     def _add_python(self, item: "_Event") -> None:
         """Add a function if it is long, and a module's as a span."""
         self._functions += 1
+        if "profiler.py(" in item.name and (match := _OF_SCHEDULE.search(item.name)) is not None:
+            of_name = self._starts if match[1] == "start_trace" else self._stops
+            if len(of_name) < MAX_PROFILERS:
+                _add_frame(of_name, item, self._thread(item.event), 0)
         if item.duration >= LONG_FRAME_US and PROFILING_IN_PYTHON.search(item.name):
             _add_frame(self.events.profiling, item, 0, self._texts.intern(item.name))
         if item.duration >= LONG_FRAME_US:
@@ -339,8 +374,31 @@ class _Event:
         return self.start + self.duration
 
 
-def _check_content(events: TraceEvents, functions: int) -> None:
-    """Raise `RunError` if nothing can be told from the events, beside which there were `functions` of Python."""
+def _is_within(inner: Frames, outer: Frames) -> bool:
+    """Whether one of `inner` lies within one of `outer`, on its thread."""
+    of_outer = list(zip(outer.thread, outer.start, outer.end, strict=True))
+    return any(
+        thread == of_thread and begin <= start and end <= finish
+        for thread, start, end in zip(inner.thread, inner.start, inner.end, strict=True)
+        for of_thread, begin, finish in of_outer
+    )
+
+
+def _check_categories(of_others: "Counter[str]") -> None:
+    """Raise `RunError` if the trace has events, none of which is one of a profiler that is read here."""
+    if not of_others:
+        return
+    named = [repr(category) for category, _ in of_others.most_common(SHOWN_CATEGORIES) if category]
+    theirs = f"; theirs are {', '.join(named)}" if named else ""
+    raise RunError(
+        f"it is no trace of torch.profiler: none of its events has a category that this profiler writes{theirs}; give "
+        "a file that export_chrome_trace or tensorboard_trace_handler wrote"
+    )
+
+
+def _check_content(events: TraceEvents, functions: int, starts_in_stop: bool) -> None:
+    """Raise `RunError` if nothing can be told from the events, beside which there were `functions` of Python.
+    `starts_in_stop`: whether torch's profiler started to record only when it was stopped."""
     if events.invalid and not (len(events.spans) or len(events.work)):
         raise RunError(
             f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
@@ -348,10 +406,18 @@ def _check_content(events: TraceEvents, functions: int) -> None:
         )
     if not (OP in events.spans.kind or events.uses_device):
         if functions and not len(events.spans):
-            count = f"{functions:,} function{'s' * (functions > 1)}"
+            only = (
+                f"the trace has no operator and no kernel, only {functions:,} function{'s' * (functions > 1)} of Python"
+            )
+            if starts_in_stop:
+                raise RunError(
+                    f"{only}: the profiler was stopped before its schedule became active; call prof.step() in each "
+                    "iteration, of more than skip_first + wait + warmup, or leave the schedule out"
+                )
+            waits = any(_WAITS.search(events.texts[name]) for name in set(events.frames.name))
             raise RunError(
-                f"the trace has no operator and no kernel, only {count} of Python: this process computes nothing; "
-                "record the one that does, as the engine or a worker of a server"
+                f"{only}: this process computes nothing; record the one that does"
+                f"{', as the engine or a worker of a server' if waits else ', or the part of the program'}"
             )
         steps = [number for number, name in enumerate(events.spans.name) if STEP.match(events.texts[name])]
         if steps:
@@ -368,6 +434,11 @@ def _check_content(events: TraceEvents, functions: int) -> None:
         )
 
 
+PROFILER_SPAN, PROFILER, CANN = "Trace", "PyTorch Profiler", "CANN"
+"""Category and name of the span of torch's profiler, and name of the process of Ascend's calls."""
+MAX_CATEGORIES, SHOWN_CATEGORIES, MAX_CATEGORY_CHARS = 1000, 3, 60
+MAX_PROFILERS = 1000
+"""Starts and stops of torch's profiler that are looked at: a program has a few."""
 LEAST_STEP_US = 1000.0
 """In a shorter step without work nothing ran, whenever the trace was exported."""
 MAX_DUPLICATE_FRAC = 0.1
@@ -415,7 +486,7 @@ _CATEGORIES = {
     "cpu_op": "op",
     "Operator": "op",
     "cpu": "op",  # torch.autograd.profiler without Kineto
-    "CPU functions": "op",  # the same up to PyTorch 1.7: the process of events without a category
+    LEGACY_PROCESS: "op",  # the same in its own format: the process of events without a category
     TIMED_ON_DEVICE: "timed op",
     "user_annotation": "mark",
     "gpu_user_annotation": "device mark",

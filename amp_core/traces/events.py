@@ -135,6 +135,8 @@ class TraceEvents:
     """Time of the first event of the file on the trace's own clock."""
     first_us: float = math.inf
     """Time of the earliest event, also of calls that are dropped; infinite where that is not known."""
+    profiled: tuple[float, float] | None = None
+    """When torch's profiler started and stopped; None where the trace does not tell it, or has several of these."""
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
     invalid: int = 0
@@ -147,6 +149,8 @@ class TraceEvents:
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
     """Allocations and frees of memory that the trace states to be a device's."""
+    device_thread_ops: int = 0
+    """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     """Start and end of the marked steps on the device's own clock, by process and number, where the trace has them."""
     processes: list[str] = field(default_factory=list)
@@ -175,6 +179,8 @@ class TraceEvents:
     """Ranges with metrics of CUPTI's, which a profiler writes instead of kernels."""
     named_ranks: int = 0
     """Ranks of the training, at least, by those that parts of collectives name; 0 where none does."""
+    waits_us: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By this rank and another one: how long collectives wait for the other, where the trace tells it."""
 
     on_macos: bool = False
     """Whether a thread that calls operators has a number that macOS alone gives."""
@@ -182,7 +188,8 @@ class TraceEvents:
     @property
     def uses_device(self) -> bool:
         """Whether the program used a device, recorded or not."""
-        return bool(len(self.work) or self.launches or self.accelerator_ops or self.device_allocations)
+        shown = self.launches or self.accelerator_ops or self.device_allocations or self.device_thread_ops
+        return bool(len(self.work) or shown)
 
     def drop_identifiers(self) -> None:
         """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""

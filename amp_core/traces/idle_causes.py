@@ -197,10 +197,11 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     if not len(events.spans) or not len(spans[0]):
         return None, 0.0
     us = np.zeros(len(events.texts))
+    waiting = np.array([events.accelerator == "npu" and text in READING for text in events.texts], dtype=bool)
     columns = (events.spans.kind, events.spans.name, events.spans.start, events.spans.end)
     for low in range(0, len(events.spans), _CHUNK):
         kind, name, start, end = (np.asarray(column[low : low + _CHUNK]) for column in columns)
-        chosen = (kind == OP) & (host.parent[low : low + _CHUNK] < 0)
+        chosen = (kind == OP) & (host.parent[low : low + _CHUNK] < 0) & ~waiting[name]
         us += np.bincount(name[chosen], times.overlap_of_each(start[chosen], end[chosen], spans), minlength=len(us))
     longest = int(us.argmax())
     compiled = [number for number in np.flatnonzero(us).tolist() if is_compiled_code(events.texts[number])]
@@ -210,6 +211,8 @@ def longest_op(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple
     return (events.texts[longest].removeprefix(EVALUATE), float(us[longest])) if us[longest] > 0 else (None, 0.0)
 
 
+READING = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+"""Operators that only wait for a value: no reason why an NPU idles, whose work a thread of its own launches."""
 MIN_OF_COMPILED_FRAC = 0.9
 """Share of the time in compiled code from which one call of it, as that of forward, is named alone."""
 

@@ -67,6 +67,8 @@ def _write(traces: dict[int, Trace], notes: list[str], folder: Path, name: str) 
     config = _config(first, [t.name for t in traces.values()])
     if stated < world_size > len(traces):
         config["world_size_is_least"] = True
+    if (awaited := _awaited_rank(list(traces.values()))) is not None:
+        config["awaited_rank"] = awaited
     with RunWriter(
         folder,
         name=name,
@@ -86,6 +88,24 @@ def _write(traces: dict[int, Trace], notes: list[str], folder: Path, name: str) 
                 continue
             with RunWriter(folder, rank=rank, world_size=world_size) as rank_writer:
                 trace.write(rank_writer)
+
+
+MIN_AWAITED_RATIO = 2.0
+"""The rank that is late is waited for that many times as long as any other."""
+
+
+def _awaited_rank(traces: list[Trace]) -> int | None:
+    """The rank without a trace for which the collectives of all traces wait the longest; None if it differs, or where
+    traces do not tell it. One trace tells it if it waits for each of the other ranks itself."""
+    awaited = set()
+    for trace in traces:
+        longest = sorted(trace.waits_us, key=lambda pair: trace.waits_us[pair])[-2:]
+        if len(longest) < 2 or trace.waits_us[longest[1]] < MIN_AWAITED_RATIO * trace.waits_us[longest[0]]:
+            return None
+        awaited.add(longest[1][1])
+    here = {rank for trace in traces for rank, _ in trace.waits_us}
+    is_sure = len(traces) > 1 or len(traces[0].waits_us) == traces[0].named_ranks - 1
+    return awaited.pop() if is_sure and len(awaited) == 1 and not awaited & here else None
 
 
 def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
@@ -117,10 +137,14 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             "accelerator_ops": trace.accelerator_ops,
             "device_allocations": trace.device_allocations,
         }
+        if trace.device_thread_ops:
+            config["device_thread_ops"] = trace.device_thread_ops
         if trace.times_by_events:
             config["times_by_events"] = True
         if trace.norms_in_training:
             config["norms_in_training"] = trace.norms_in_training
+        if trace.legacy_format:
+            config["legacy_format"] = True
         if trace.metric_ranges:
             config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:
@@ -179,6 +203,7 @@ _FOUND = (
         "operator_loop",
         "first_sizes",
         "long_view",
+        "few_operators",
         "compilations",
         "slow_device",
         "elementwise_rate",

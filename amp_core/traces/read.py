@@ -22,12 +22,14 @@ from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
 from amp_core.traces import rocprof
-from amp_core.traces.collect import collect
+from amp_core.traces.collect import LEGACY_PROCESS, collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
+from amp_core.traces.device_threads import operators_on_device_threads
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.elementwise_rate import ElementwiseRate, elementwise_rate
 from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.few_operators import FewOperators, few_operators
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import FirstSizes, first_sizes
 from amp_core.traces.gpu_work import launches_without_work, link_work
@@ -82,6 +84,8 @@ class Trace:
     """Ranks of the training, as the trace states."""
     named_ranks: int = 0
     """The same, at least, by the ranks that its collectives name; 0 where they name none."""
+    waits_us: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By this rank and another one: how long collectives wait for the other, where the trace tells it."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """name, memory_bytes, capability, multiprocessors of each GPU that the trace lists."""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +110,8 @@ class Trace:
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
     """Allocations and frees of memory that the trace states to be a device's."""
+    device_thread_ops: int = 0
+    """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     host_part: HostPart | None = None
     """If it is unrecorded: what keeps the host busy the longest."""
     timed_op: tuple[str, float] | None = None
@@ -133,6 +139,8 @@ class Trace:
     times_by_events: bool = False
     """Whether the program recorded a pair of events around each operator, as torch does where it is not asked for
     kernels."""
+    legacy_format: bool = False
+    """Whether it has the format of the older torch.autograd.profiler, which never records kernels."""
     metric_ranges: int = 0
     """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
@@ -147,6 +155,7 @@ class Trace:
     elementwise_rate: ElementwiseRate | None = None
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
+    few_operators: FewOperators | None = None
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
@@ -214,6 +223,8 @@ class Trace:
         """What shows that a device was used whose work is not in the trace."""
         if self.launches:
             return f"{self.launches:,} launches"
+        if self.device_thread_ops:
+            return "a backward on threads of a device"
         return "operators of a GPU" if self.accelerator_ops else "memory of a device"
 
     @property
@@ -294,6 +305,8 @@ def _collected(
 
 
 def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
+    if not events.uses_device:
+        events.device_thread_ops = operators_on_device_threads(events)
     misclocked = drop_misclocked(events)
     host = link(events)
     linked = link_work(events, host)
@@ -331,6 +344,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         rank=_count(distributed.get("rank")),
         world_size=_count(distributed.get("world_size")) or None,
         named_ranks=named_ranks(events),
+        waits_us=events.waits_us,
         gpus=gpus,
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
@@ -352,6 +366,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         launches=events.launches,
         accelerator_ops=events.accelerator_ops,
         device_allocations=events.device_allocations,
+        device_thread_ops=events.device_thread_ops,
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
@@ -366,6 +381,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         thinned=thinned,
         misclocked=misclocked,
         metric_ranges=events.metric_ranges,
+        legacy_format=LEGACY_PROCESS in events.processes,
         times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,
         unequal_products=unequal_products(events, linked),
         slow_calls=slow_calls(events, linked),
@@ -378,6 +394,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),
+        few_operators=few_operators(events),
         operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         norms_in_training=events.norms_in_training,

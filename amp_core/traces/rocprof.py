@@ -22,6 +22,8 @@ AGENTS = "otherData"
 MAX_AGENTS = 256
 
 
+BEGAN = "BeginNs"
+"""The argument in which each of its events tells when it began."""
 DISPATCH = "dispatch"
 """The name of the launch of a kernel, of which its arguments tell no more than when."""
 
@@ -30,9 +32,9 @@ def torchs_events(event: Mapping[str, Any], processes: Mapping[str, str]) -> lis
     """An event as torch.profiler would write it, with the launch of a kernel; none if it is not one of rocprof's.
     `processes`: their names."""
     arguments, name = event.get("args"), event.get("name")
-    if not isinstance(arguments, dict) or not isinstance(name, str) or "BeginNs" not in arguments:
+    if not isinstance(arguments, dict) or not isinstance(name, str) or BEGAN not in arguments:
         return []
-    began, ended = (_number(arguments.get(key)) for key in ("BeginNs", "EndNs"))
+    began, ended = (_number(arguments.get(key)) for key in (BEGAN, "EndNs"))
     process = processes.get(str(event.get("pid"))[:40], "")
     if began is None or ended is None:
         return []

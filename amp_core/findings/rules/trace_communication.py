@@ -115,7 +115,11 @@ def exposed_communication(run: Run) -> list[Finding]:
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
     if missing is not None:
         is_whole = has_all_ranks(run)
-        return for_what_runs(run, [_with_missing_ranks(f, missing, is_whole=is_whole) for f in findings])
+        awaited = run.head.config.get("awaited_rank")
+        see = "record all ranks, and import their traces together to see which is late"
+        if isinstance(awaited, int):
+            see = f"the ranks that are here wait longest for rank {awaited}, so record that one too"
+        return for_what_runs(run, [_with_missing_ranks(f, missing, see, is_whole=is_whole) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us > saving.saved_us / 2:
         findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
@@ -281,9 +285,9 @@ def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Findi
     return replace(finding, advice=advice, snippet=finding.snippet if transfers else stacks)
 
 
-def _with_missing_ranks(finding: Finding, saving: Saving, *, is_whole: bool) -> Finding:
+def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole: bool) -> Finding:
     """The finding with advice to find what is waited for first, and what else it advises for the transfer alone.
-    `is_whole`: whether all ranks that the traces name are here."""
+    `see`: how to find the late rank. `is_whole`: whether all ranks that the traces name are here."""
     transfer_us = saving.saved_us - saving.waiting_us
     waiting = f"{'At least' if saving.waiting_is_sure else 'About'} {number(saving.waiting_us / 1e3, 'ms')}"
     advice = (
@@ -292,7 +296,7 @@ def _with_missing_ranks(finding: Finding, saving: Saving, *, is_whole: bool) -> 
         "here may be late, or the network stalls. Profile after a warm-up, and record all ranks."
         if is_whole
         else f"{waiting} of this is waiting for ranks that enter the collectives late, which neither overlap "
-        "nor fewer bytes shorten: record all ranks, and import their traces together to see which is late."
+        f"nor fewer bytes shorten: {see}."
     )
     if transfer_us >= MIN_TRANSFER_FRAC * saving.saved_us:
         advice += f" The rest, at most {number(transfer_us / 1e3, 'ms')}, is the transfer. {finding.advice}"

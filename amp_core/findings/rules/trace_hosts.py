@@ -53,6 +53,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _GRAPH_LAUNCHES
     if in_calls in (None, "graphs") and captured_anew(run):
         return _CAPTURED_ANEW
+    if in_calls == "compiling" and _are_compiled_ahead(run):
+        return _INTERNAL_FORMATS
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
@@ -80,6 +82,19 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if facts(run.head.environment, "profiler").get("with_stack"):
         return _HAS_STACKS
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
+
+
+MIN_COMPILED_AHEAD_FRAC, MIN_COMPILED_AHEAD = 0.5, 10
+"""Share and number of kernels with a name of `aclnn` from which torch_npu takes compiled operators where it has
+them."""
+
+
+def _are_compiled_ahead(run: Run) -> bool:
+    """Whether most kernels of an NPU are of operators that are compiled already."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[rows["category"] != "communication"]
+    ahead = float(rows["count"][rows["name"].str.startswith("aclnn")].sum())
+    return ahead >= max(MIN_COMPILED_AHEAD, MIN_COMPILED_AHEAD_FRAC * float(rows["count"].sum()))
 
 
 def _in_many_operators(run: Run) -> bool:
@@ -270,6 +285,12 @@ _CALLS = {
     ),
 }
 """Advice by the kind of runtime calls in which the host stays."""
+_INTERNAL_FORMATS = Remedy(
+    "These calls take the path that compiles operators for the sizes of their inputs, and cost much also where nothing "
+    "is compiled. Most operators take compiled ones already: forbid internal formats, so that convolutions can too.",
+    "torch_npu.npu.config.allow_internal_format = False   # before the first operator",
+)
+"""Advice for these calls where most operators of an NPU are compiled ahead."""
 _CAPTURED_ANEW = Remedy(
     "The compiler captures its graphs anew in several calls. It does so for inputs of other sizes or addresses, and "
     "where it does not know that outputs of an earlier call are no longer used: mark the begin of each step.",

@@ -17,7 +17,15 @@ from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import duration, number
 
-_ACTIVITIES = {"cuda": "CUDA", "xpu": "XPU", "hpu": "HPU", "mtia": "MTIA", "mlu": "MLU", "privateuseone": "PrivateUse1"}
+_ACTIVITIES = {
+    "cuda": "CUDA",
+    "xpu": "XPU",
+    "hpu": "HPU",
+    "mtia": "MTIA",
+    "mlu": "MLU",
+    "npu": "NPU",
+    "privateuseone": "PrivateUse1",
+}
 
 
 @rule(
@@ -44,17 +52,20 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if not isinstance(launches, int) or mostly_misclocked(run):
         return []
     device = str(run.head.config.get("device") or "cuda")
-    counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations")]
-    operators, allocations = (count if isinstance(count, int) else 0 for count in counts)
+    counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations", "device_thread_ops")]
+    operators, allocations, of_threads = (count if isinstance(count, int) else 0 for count in counts)
     if launches:
         seen, unit = f"{launches:,} launches", "launch{es} without kernels"
+    elif of_threads:
+        seen, unit = "a backward on threads of a device", "operator{s} of backward on threads of a device"
     elif operators or not allocations:
         seen, unit = "operators of a GPU", "operator{s} of a GPU without kernels"
     else:
         seen, unit = "allocations of its memory", "allocations and frees of its memory"
-    counted = launches or operators or allocations
+    counted = launches or operators or allocations or of_threads
     entry_snippet = PROFILE.format(activity=_ACTIVITIES.get(device, "CUDA"))
-    title = f"The device ({device}) was not recorded: the trace contains {seen} but no kernel"
+    gpu = profiled_gpu(run, device).name if of_threads else ""
+    title = f"The device ({gpu or device}) was not recorded: the trace contains {seen} but no kernel"
     if "timed_op" in run.head.config:
         title = f"The device's kernels ({device}) were not recorded: the trace has times of its operators alone"
     finding = make_finding(
@@ -68,6 +79,8 @@ def device_not_recorded(run: Run) -> list[Finding]:
         return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
     if run.head.config.get("metric_ranges"):
         return for_what_runs(run, [replace(finding, advice=_METRICS, snippet=entry_snippet)])
+    if run.head.config.get("legacy_format"):
+        return for_what_runs(run, [replace(finding, advice=_LEGACY, snippet=entry_snippet)])
     if run.head.config.get("times_by_events"):
         return for_what_runs(run, [replace(finding, advice=_BY_EVENTS, snippet=entry_snippet)])
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
@@ -80,6 +93,11 @@ _METRICS = (
     "ranges instead of kernels; the times of the launches are those of the repetitions. Record again without metrics."
 )
 """Advice for launches without kernels in a trace with `cuda_profiler_range` events."""
+_LEGACY = (
+    "The file has the format of the older torch.autograd.profiler, which records no kernels: at most, it times "
+    "operators on the device. Record with torch.profiler.profile and ProfilerActivity.CUDA, from PyTorch 1.8.1 on."
+)
+"""Advice for a trace of the processes `CPU functions` and `CUDA functions`."""
 _BY_EVENTS = (
     "Two events are recorded for each operator: torch measured operators with them, as torch.autograd.profiler does, "
     "and did not ask for kernels. Record with torch.profiler.profile and ProfilerActivity.CUDA."
