@@ -53,8 +53,8 @@ def idle_savings(
     where, in_syncs = _syncing(windows, "idle_sync_op", sync * steps)
     _, in_waits = _syncing(windows, "idle_wait_op", wait * steps)
     number_of = _number_of_syncs(cost.syncs)
-    before_idle = windows["idle_syncs"].sum(min_count=len(windows)) / steps  # not in runs of older versions
-    before_idle = _number_of_syncs(float(before_idle) if before_idle > 0 else cost.syncs)
+    idle_syncs = float(windows["idle_syncs"].sum(min_count=len(windows))) / steps  # not in runs of older versions
+    before_idle = _number_of_syncs(idle_syncs if idle_syncs > 0 else cost.syncs)
     unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
     if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
