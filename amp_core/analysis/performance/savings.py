@@ -286,7 +286,7 @@ def _types(
     if not matrix["device"].str.startswith("cuda").all():  # other accelerators: neither rates nor settings are known
         return []
     ratio, tf32_ratio = (
-        _mean_ratio(of, in_16_bits(of, tflops, rates)) if rates and tflops else UNKNOWN_RATIO
+        _mean_ratio(of, in_16_bits(of, tflops, rates), rates.half / tflops) if rates and tflops else UNKNOWN_RATIO
         for of, tflops in ((fp32, rates and rates.fp32), (tf32, rates and rates.tf32))
     )
     parts = [
@@ -316,10 +316,15 @@ MAX_BOUND_FRAC = 0.5
 """Of the ratio of the data sheet's rates, what products gain below which memory bounds most of them."""
 
 
-def _mean_ratio(rows: pd.DataFrame, ratios: "pd.Series[float]") -> float:
-    """How many times as fast all rows together are; 1 for none."""
+MIN_FULL_FRAC = 0.9
+"""The same from which they are told to gain all of it."""
+
+
+def _mean_ratio(rows: pd.DataFrame, ratios: "pd.Series[float]", most: float) -> float:
+    """How many times as fast all rows together are, of `most` by the rates of arithmetic alone."""
     us = float((rows["total_us"] / ratios).sum())
-    return float(rows["total_us"].sum()) / us if us > 0 else 1.0
+    ratio = float(rows["total_us"].sum()) / us if us > 0 else most
+    return most if ratio >= MIN_FULL_FRAC * most else ratio
 
 
 _RECURRENCES = "RNN_block|persistRNN"
