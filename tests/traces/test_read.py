@@ -80,6 +80,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "sync_us": 520,
         "syncs": 2,
         "idle_sync_us": 90,
+        "idle_syncs": 2,
         "idle_wait_us": 20,
         "idle_wait_lost_us": 0,
         "idle_latency_us": 0,
