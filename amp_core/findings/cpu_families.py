@@ -87,7 +87,10 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
     if us.sum() < MIN_BESIDE_FRAC * total_us:
         return ""
     kinds, share = join_words([_FUSED[str(kind)] for kind in us.index]), percent(float(us.sum()) / total_us)
-    return f" {kinds[0].upper()}{kinds[1:]} take {share}: torch.compile fuses those that follow one another."
+    return f" {kinds[0].upper()}{kinds[1:]} take {share}: {COMPILING} fuses those that follow one another."
+
+
+COMPILING = "torch.compile, from PyTorch 2.0 on (on Windows 2.5),"
 
 
 _FUSED = {"elementwise": "elementwise operators", "norm": "norms", "reduction": "reductions"}

@@ -235,12 +235,19 @@ def _slow_calls(run: Run, total_us: float) -> CpuPart | None:
     by_passes = facts(run.head.config, "slow_calls").get("by_passes") is True
     than = "the fastest quarter of the same call" if by_passes else "the median of their operator and sizes"
     one = f"one of {op} {number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}"
+    (halted_us,) = numbers_of_import(run, "slow_calls", "halted_us")
+    why = "the processor is shared or throttled, or has fewer cores than the program has threads"
+    if halted_us > 0:
+        why = f"nearly all of it in {number(halted_us / 1e3, 'ms')} in which {HALTED}"
     what = (
         f"{number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of operators{of_rank} ({percent(us / of_us)}) are what "
-        f"{count:,.0f} calls take beyond {than}, {one}: the processor is shared or "
-        "throttled, or has fewer cores than the program has threads"
+        f"{count:,.0f} calls take beyond {than}, {one}: {why}"
     )
     return CpuPart("shared-processor", us, what, "processor")
+
+
+HALTED = "the process stood still"
+"""What is said where calls that compute nothing take long, too, all in one stretch."""
 
 
 def _costly_calls(run: Run, rows: pd.DataFrame) -> CpuPart | None:

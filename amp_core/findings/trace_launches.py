@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named
 from amp_core.analysis.performance.kernels import (
     ZEROING,
@@ -180,6 +181,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return _RECURRENT if is_fused or not takes_fused(run) else _RECURRENT_AND_OPTIMIZER
     if is_fused and not steps and not multiplies(rows) and not run.head.config.get("equal_passes"):
         return _WITHOUT_MODEL
+    if on_cuda and is_before_triton(run):
+        return _BEFORE_TRITON if is_fused or not takes_fused(run) else _BEFORE_TRITON_WITH_OPTIMIZER
     if is_fused:
         return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
     if not takes_fused(run):
@@ -373,6 +376,14 @@ _RECURRENT_AND_OPTIMIZER = Remedy(
     f"{_RECURRENT.advice} Use a fused optimizer, too.",
     f"{_RECURRENT.snippet}\n"
     "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
+)
+_BEFORE_TRITON = Remedy(
+    f"{_WAITS} Use larger batches, or capture CUDA graphs by hand: this GPU is too old for torch.compile's Triton "
+    "(compute capability 7.0).",
+    _RECURRENT.snippet,
+)
+_BEFORE_TRITON_WITH_OPTIMIZER = Remedy(
+    f"{_BEFORE_TRITON.advice} Use a fused optimizer, too.", _RECURRENT_AND_OPTIMIZER.snippet
 )
 _WITHOUT_MODEL = Remedy(
     f"{_WAITS_ELSEWHERE} No product of matrices runs here, and nothing repeats: the model may not be in the trace. "

@@ -77,7 +77,11 @@ COMPILING = "(dynamo_timed)"
 """How the ranges end that torch.compile marks while it compiles (torch/_dynamo/utils.py)."""
 PROFILING = re.compile(r"(?:Buffer Flush|Activity Buffer Request|Instrumentation|Resource|UVM Activity Init)$")
 """What it calls its own work, which a program does not have without the profiler (`CUpti_ActivityOverheadKind`)."""
-PROFILING_IN_PYTHON = re.compile(r"_record_function_(?:enter|exit)|_(?:enable|disable)_profiler|prepare_profiler")
+PROFILING_IN_PYTHON = re.compile(
+    r"_record_function_(?:enter|exit)|_(?:enable|disable)_profiler|prepare_profiler|"
+    r"torch[/\\]autograd[/\\]profiler\.py\(\d+\): (?:__(?:enter|exit)__|_(?:start|prepare)_trace)$|"
+    r"torch[/\\]profiler[/\\]profiler\.py\(\d+\): (?:start|stop|start_trace|stop_trace|prepare_trace|_transit_action)$"
+)
 """Functions of torch's own in which the profiler starts, stops or marks a range."""
 _OF_SCHEDULE = re.compile(r"torch[/\\]profiler[/\\]profiler\.py\(\d+\): (start_trace|stop|__exit__)$")
 """Functions in which torch's profiler starts to record, and in which it stops for good."""

@@ -52,6 +52,8 @@ class SlowCalls:
     longest_us: float
     usual_us: float
     """The time of that one, and the median of its sizes."""
+    halted_us: float = 0.0
+    """How long all of the process stood still, where that is nearly all of it: calls that compute nothing, too."""
     by_passes: bool = False
     """Whether they are compared with the same call of other passes, for sizes are not recorded: `usual_us` is then what
     the fastest quarter takes."""
@@ -96,8 +98,38 @@ def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
         op=events.texts[names[most]],
         longest_us=float(linked.own_us[most]),
         usual_us=float(linked.own_us[most] - beyond[most]),
+        halted_us=_halted_us(linked, beyond),
         by_passes=passes is not None,
     )
+
+
+def _halted_us(linked: LinkedWork, beyond: npt.NDArray[np.float64]) -> float:
+    """How long the shortest stretch is in which nearly all of what calls take `beyond` the usual lies, if that fills it
+    and calls that take microseconds otherwise are among them; else 0."""
+    slow = np.flatnonzero(beyond > 0)
+    slow = slow[np.argsort(linked.start_us[slow], kind="stable")]
+    total_us = float(beyond[slow].sum())
+    sums, shortest_us = np.cumsum(beyond[slow]), np.inf
+    for first in range(min(len(slow), MAX_HALT_STARTS)):
+        before_us = float(sums[first] - beyond[slow[first]])
+        if before_us > (1 - MIN_HALT_FRAC) * total_us:
+            break
+        last = int(np.searchsorted(sums, before_us + MIN_HALT_FRAC * total_us))
+        if last >= len(slow):
+            break
+        stretch = slow[first : last + 1]
+        us = float(linked.end_us[stretch].max() - linked.start_us[stretch[0]])
+        tiny = (linked.own_us[stretch] - beyond[stretch] < MAX_TINY_US) & (beyond[stretch] >= MIN_HALT_US)
+        if tiny.any() and MIN_HALT_FRAC * total_us >= MIN_FILLED_FRAC * us:
+            shortest_us = min(shortest_us, us)
+    return shortest_us if np.isfinite(shortest_us) else 0.0
+
+
+MIN_HALT_FRAC, MIN_FILLED_FRAC = 0.9, 0.5
+"""Share of what calls take beyond the usual that lies in one stretch, and share of the stretch that it is at least."""
+MAX_TINY_US, MIN_HALT_US = 100.0, 50_000.0
+"""Usual time of a call that computes next to nothing, and by how much it is longer where its process stood still."""
+MAX_HALT_STARTS = 10_000
 
 
 MIN_PASS_CALLS = 20

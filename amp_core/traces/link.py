@@ -123,7 +123,8 @@ def _optimizer_steps(events: TraceEvents, host: Host) -> list[tuple[float, float
     steps last counts."""
     spans = events.spans
     stepping = [number for number, text in enumerate(events.texts) if text.startswith(_OPTIMIZER_STEP)]
-    found = np.flatnonzero(np.isin(np.asarray(spans.name), stepping)).tolist()
+    lasting = np.asarray(spans.end) > np.asarray(spans.start)  # the last one may be cut off where the trace ends
+    found = np.flatnonzero(np.isin(np.asarray(spans.name), stepping) & lasting).tolist()
     outermost: list[int] = []
     for item in sorted(found, key=lambda i: (spans.start[i], -spans.end[i])):
         if not outermost or spans.start[item] >= spans.end[outermost[-1]]:

@@ -63,7 +63,7 @@ from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.recomputation import Recomputation, recomputation
 from amp_core.traces.slow_device import SlowDevice, slow_device
-from amp_core.traces.step_rows import op_rows, step_rows
+from amp_core.traces.step_rows import op_rows, profiling_by_step, step_rows
 from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.unequal_products import UnequalProducts, unequal_products
@@ -155,6 +155,8 @@ class Trace:
     elementwise_rate: ElementwiseRate | None = None
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
+    profiling_steps: dict[int, float] = field(default_factory=dict)
+    """How long the profiler's own work takes in steps on a CPU, microseconds."""
     few_operators: FewOperators | None = None
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
@@ -210,9 +212,13 @@ class Trace:
                 f"{self.name}: most operators are missing, as their numbers show: what the host does is unknown"
             )
         if self.earlier_us >= MIN_UNRECORDED_US:
+            holds = (
+                "work launched before the trace began, and what follows it until the first work launched in the trace"
+            )
+            if any(part.kind == "unrecorded" for part in self.left_out):
+                holds = "no work launched in the trace: the device does earlier work, or the profiler starts"
             notes.append(
-                f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: they hold work "
-                "launched before the trace began, and what follows it until the first work launched in the trace"
+                f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: they hold {holds}"
             )
         if self.unrecorded:
             notes.append(f"{self.name}: {self.seen_of_device} but no kernel: device activity was not recorded")
@@ -394,6 +400,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),
+        profiling_steps=profiling_by_step(events, host),
         few_operators=few_operators(events),
         operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),

@@ -12,6 +12,7 @@ from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.traces import intervals as times
 from amp_core.traces.device_times import DeviceClock, StepTimes
 from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.idle_causes import profiling_us
 from amp_core.traces.kernel_rows import Rows, Window, parse_types, text_at
 from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
 from amp_core.traces.operators import operator_category
@@ -46,6 +47,22 @@ def step_rows(host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -
         ended = None if last is None or not len(stepped[0]) else max(0.0, clock.at(float(stepped[1][-1])) - last)
         rows["optimizer_ms"].append(None if ended is None else ended / 1e3)
     return {name: [_to_ns(value, name) for value in values] for name, values in rows.items()}
+
+
+def profiling_by_step(events: TraceEvents, host: Host) -> dict[int, float]:
+    """How long the profiler's own work takes in steps of a trace of a CPU, microseconds, by their numbers; of a device
+    its times are not those of the step."""
+    if len(events.work):
+        return {}
+    us = {
+        number: profiling_us(events, (np.array([start]), np.array([end])))
+        for start, end, number in host.steps[:MAX_STEPS_WITH_PROFILING]
+    }
+    return {number: own_us for number, own_us in us.items() if own_us > 0}
+
+
+MAX_STEPS_WITH_PROFILING = 100
+"""Steps of which that is kept: the profiler works as it starts and ends."""
 
 
 def _to_ns(value: Any, column: str) -> Any:

@@ -194,3 +194,83 @@ def test_a_sparse_matrix_that_is_sorted_anew_is_told(tmp_path):
 def test_stacks_that_slow_the_launches_are_told(tmp_path, with_stack):
     run = run_of(tmp_path, steps_of_short_kernels(()), with_stack=with_stack)
     assert ("Stacks were recorded, which slows Python" in finding_of(run, "launch-bound").advice) == bool(with_stack)
+
+
+def steps_on_a_cpu(profiler_us=0.0, halted_us=0.0):
+    """Five equal steps of ten operators; in the first one the profiler starts, in the third one all stands still."""
+    trace, at = Made(), 0.0
+    for step in range(5):
+        began = at
+        if step == 0 and profiler_us:
+            trace.event("python_function", "torch/autograd/profiler.py(375): __exit__", at, profiler_us, 1)
+            trace.event("python_function", "<built-in method  of function_record object>", at, profiler_us - 1, 1)
+            at += profiler_us
+        for number in range(10):
+            name, us = ("aten::empty", 4) if number % 2 else ("aten::mm", 900)
+            us += halted_us if step == 2 and number in (4, 5, 6) else 0
+            trace.op(name, at, us, **{"Input Dims": [[64, 64]]})
+            at += us + 5
+        trace.event("mark", f"ProfilerStep#{step}", began, at - began, 1)
+    return trace
+
+
+def test_a_step_in_which_the_profiler_ends_is_no_long_one(tmp_path):
+    run = run_of(tmp_path, steps_on_a_cpu(profiler_us=60_000))
+    sentence = first_sentence(run)
+    assert "the median" not in sentence and "Python or other code" not in sentence
+    assert "The profiler's own work takes 72.4 % of the profiled time" in sentence
+    assert run.head.config["profiling_steps"] == {"0": 60_000}
+
+
+@pytest.mark.parametrize(("halted_us", "told"), [(400_000, True), (9_000, False)])
+def test_a_process_that_stood_still_is_told_from_a_shared_processor(tmp_path, halted_us, told):
+    run = run_of(tmp_path, steps_on_a_cpu(halted_us=halted_us))
+    finding = finding_of(run, "shared-processor")
+    assert ("nearly all of it in 1,202 ms in which the process stood still" in finding.title) == told
+    assert ("the processor is shared" in finding.title) != told
+    assert ("suspended" in finding.advice) == told
+
+
+def exchanging(beside_us, forward_us=400):
+    """A step of forward, and of backward beside the first part of an all-reduce of a rank whose others are not here."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 9_000, 1)
+    trace.op("aten::mm", 5, 20, **{"Input Dims": [[4096, 4096]] * 2, "Input type": ["float"] * 2})
+    trace.kernel(made.SIMT, 30, forward_us, 8)
+    trace.op("MmBackward0", 30, 20, 2)
+    trace.op("aten::mm", 31, 18, 2, **{"Input Dims": [[4096, 4096]] * 2, "Input type": ["float"] * 2})
+    trace.kernel(made.SIMT, 30 + forward_us, 2_000, 35, 2)
+    trace.op("c10d::allreduce_", 50, 10, 2)
+    trace.kernel(made.NCCL, 2_030 + forward_us - beside_us, 6_500, 52, 2, stream=20)
+    return trace
+
+
+@pytest.mark.parametrize(("beside_us", "forward_us", "outlasts"), [(1_900, 400, True), (100, 3_000, False)])
+def test_collectives_that_outlast_what_is_computed_are_not_told_to_begin_earlier(
+    tmp_path, beside_us, forward_us, outlasts
+):
+    run = run_of(tmp_path, exchanging(beside_us, forward_us), *A100)
+    finding = finding_of(run, "exposed-communication")
+    assert ("smaller ones that begin earlier change little" in finding.advice) == outlasts
+    assert ("no_sync" in finding.snippet) == outlasts and ("bucket_cap_mb" in finding.snippet) != outlasts
+
+
+@pytest.mark.parametrize(("beside_us", "told"), [(1_900, True), (100, False)])
+def test_what_lies_beside_collectives_is_no_saving(tmp_path, beside_us, told):
+    finding = finding_of(run_of(tmp_path, exchanging(beside_us), *A100), "fp32-products")
+    assert ("79.2 % of that time lies beside collectives, and is not counted" in finding.title) == told
+
+
+@pytest.mark.parametrize(("capability", "compiles"), [((6, 0), False), ((8, 0), True)])
+def test_gpus_that_are_too_old_for_the_compiler_are_told_to_capture_graphs(tmp_path, capability, compiles):
+    run = run_of(tmp_path, steps_of_short_kernels(()), "Quadro GP100" if not compiles else A100[0], capability)
+    assert ("torch.compile(" in finding_of(run, "launch-bound").snippet) == compiles
+
+
+def test_a_step_of_the_optimizer_that_is_cut_off_ends_no_step(tmp_path):
+    trace = Made()
+    for number in range(5):
+        trace.kernel(made.RELU, 1_000 * number + 400, 200, 1_000 * number + 300)
+        trace.event("mark", "Optimizer.step#SGD.step", 1_000 * number + 940, 50 if number < 4 else 0, 1)
+        trace.kernel(made.ADAM, 1_000 * number + 980, 15, 1_000 * number + 950)
+    assert run_of(tmp_path, trace).windows["steps"].tolist() == [3]

@@ -29,6 +29,14 @@ def profiled_gpu(run: Run, device: str, device_name: str = "") -> Gpu:
     return gpu_of(_chip(about) or name if dense_rates(name) is None else name, about.get("capability"))
 
 
+def is_before_triton(run: Run) -> bool:
+    """Whether the GPU of a run is too old for torch.compile's usual backend."""
+    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
+    return gpu.known and gpu.capability is not None and gpu.capability < MIN_TRITON_CAPABILITY
+
+
+MIN_TRITON_CAPABILITY = (7, 0)
+"""From this compute capability on Triton, and with it torch.compile's usual backend, supports GPUs of NVIDIA's."""
 _CHIPS = {("7.0", 80): "NVIDIA V100", ("8.0", 108): "NVIDIA A100", ("9.0", 132): "NVIDIA H100 SXM"}
 """Parts by compute capability and multiprocessors: boards of engineers bear numbers as names, and older traces none."""
 

@@ -161,6 +161,7 @@ def _possible_savings(run: Run) -> Savings | None:
             )
         ),
     ]
+    savings = [_beside_none(c, rows, cost) for c in savings]
     limit_us = _host_limit_us(windows, cost, steps)
     savings = [
         replace(c, saved_us=max(limit_us, 0.0), what=f"{c.what}, {_UNTIL_HOST}")
@@ -192,6 +193,26 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
+
+
+def _beside_none(saving: Saving, rows: pd.DataFrame, cost: StepCost) -> Saving:
+    """The saving without the part of its kernels that runs beside collectives, where these take long alone: they
+    outlast what runs beside them."""
+    if (
+        saving.code not in ("fp32-products", "slow-products", "layout-transposes")
+        or np.nan_to_num(cost.us("communication")) < MIN_SAVED_FRAC * cost.step_us
+    ):
+        return saving
+    of_it = layout_rows(rows) if saving.code == "layout-transposes" else rows[is_matrix(rows)]
+    beside = float(of_it["beside_us"].fillna(0.0).sum()) / max(float(of_it["total_us"].sum()), MIN_KERNEL_US)
+    if beside < MIN_BESIDE_FRAC:
+        return saving
+    what = f"{saving.what}; {percent(beside)} of that time lies beside collectives, and is not counted"
+    return replace(saving, saved_us=saving.saved_us * max(0.0, 1 - beside), what=what)
+
+
+MIN_BESIDE_FRAC = 0.1
+"""Share of kernels beside collectives from which what these save is told without it."""
 
 
 def _host_limit_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float:

@@ -107,6 +107,8 @@ def exposed_communication(run: Run) -> list[Finding]:
             remedy = special
         elif savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
             remedy = _NOTHING_BESIDE
+        elif name == "all_reduce" and hidden:
+            remedy = replace(_OUTLASTS, advice=f"{_OUTLASTS.advice} {hidden}")
         elif hidden:
             remedy = replace(remedy, advice=f"{remedy.advice} {hidden}")
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
@@ -121,7 +123,7 @@ def exposed_communication(run: Run) -> list[Finding]:
             see = f"the ranks that are here wait longest for rank {awaited}, so record that one too"
         return for_what_runs(run, [_with_missing_ranks(f, missing, see, is_whole=is_whole) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
-    if saving is not None and saving.waited_us > saving.saved_us / 2:
+    if saving is not None and saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:
         findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
     transfer = longest_transfer(run)
     on_gpu = str(run.head.config.get("device")).startswith("cuda")
@@ -131,6 +133,8 @@ def exposed_communication(run: Run) -> list[Finding]:
     return for_what_runs(run, findings)
 
 
+MIN_WAITED_FRAC = 1 / 3
+"""Share of exposed communication that surely is waiting from which this comes first: more of it may be."""
 MAX_SLOW_GB_PER_S, MIN_SLOW_BYTES = 20.0, 2**20
 """Algorithm bandwidth of messages that large which NVLink exceeds many times, from 2016 on, and PCIe hardly reaches."""
 _SLOW_LINK = (
@@ -249,19 +253,34 @@ def _computes_us(savings: Savings) -> float:
     return float(parts["us"][~parts["part"].isin(["data", "gaps", "communication", "watch"])].sum())
 
 
+def _exposed_us(savings: Savings) -> float:
+    """Time per step in which the device only communicates."""
+    return float(np.nan_to_num(savings.cost.us("communication")))
+
+
+def _free_us(savings: Savings) -> float:
+    """Time per step in which the device computes with no collective beside it."""
+    return max(0.0, _computes_us(savings) - savings.cost.overlap_us)
+
+
 MIN_OVERLAP_RATIO = 1 / 3
-"""Share of exposed communication that computing has to last, for overlap to hide much of it."""
+"""Share of exposed communication that computing without it has to last, for overlap to hide much of it."""
 
 
 def _hidden_at_most(savings: Savings | None) -> str:
     """How much overlap hides at most, as a sentence; empty where that may be much of the exposed communication."""
-    exposed_us = float(np.nan_to_num(savings.cost.us("communication"))) if savings is not None else 0.0
-    if savings is None or _computes_us(savings) >= MIN_OVERLAP_RATIO * exposed_us:
+    if savings is None or _free_us(savings) >= MIN_OVERLAP_RATIO * _exposed_us(savings):
         return ""
-    computes, exposed = number(_computes_us(savings) / 1e3), number(exposed_us / 1e3, "ms")
-    return f"The device computes for {computes} ms per {savings.unit}, so overlap hides at most that of {exposed}."
+    free, exposed = number(_free_us(savings) / 1e3), number(_exposed_us(savings) / 1e3, "ms")
+    alone = " without collectives beside it" if savings.cost.overlap_us > 0 else ""
+    return f"The device computes for {free} ms per {savings.unit}{alone}, so overlap hides at most that of {exposed}."
 
 
+_OUTLASTS = Remedy(
+    "Collectives take longer than what is computed beside them, so smaller ones that begin earlier change little: "
+    "exchange fewer bytes, or less often, as after several micro-batches." + _OTHER_RANKS,
+    "with model.no_sync():   # in all micro-batches but the last\n    loss.backward()",
+)
 _NOTHING_BESIDE = Remedy(
     "The device does hardly anything beside its collectives, so no overlap hides them: send fewer, larger messages, "
     "and give each rank more work." + _OTHER_RANKS,

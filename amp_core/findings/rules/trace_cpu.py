@@ -9,6 +9,7 @@ from amp_core.analysis.performance.idle_savings import IN_ONE_GAP
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
+    HALTED,
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
     NOT_USED,
@@ -253,7 +254,15 @@ _HAS_STACKS = Remedy(
 )
 def shared_processor(run: Run) -> list[Finding]:
     """`shared-processor`: a CPU that takes unequally long for the same."""
-    return _paced(run, "shared-processor")
+    findings = _paced(run, "shared-processor")
+    return [replace(f, advice=_HALTED.advice, snippet=_HALTED.snippet) if HALTED in f.title else f for f in findings]
+
+
+_HALTED = Remedy(
+    "Calls that compute nothing took long then, too, so no operator is to blame: the machine was suspended, the "
+    " process was stopped, or it waited for memory that was swapped out. Profile again.",
+    "print(psutil.virtual_memory().available, psutil.swap_memory().used)",
+)
 
 
 @rule(

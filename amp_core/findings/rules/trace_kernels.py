@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.gpus import is_before_triton, profiled_gpu
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     has_attention_in_steps,
@@ -331,8 +331,6 @@ _LONE_CASTS = (
 )
 
 
-MIN_TRITON_CAPABILITY = (7, 0)
-"""From this compute capability on Triton, and with it torch.compile's usual backend, supports GPUs of NVIDIA's."""
 _BEFORE_TRITON = Remedy(
     "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. This GPU is too old for "
     "the compiler's Triton (compute capability 7.0): script these operators, or write a kernel for them.",
@@ -366,8 +364,7 @@ def _memory_bound(run: Run) -> list[Finding]:
     if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
         remedy = _UNFUSED_GRAPHS if replays_unfused_graphs(run) else _UNFUSED
         return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
-    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""))
-    if findings and gpu.capability is not None and gpu.known and gpu.capability < MIN_TRITON_CAPABILITY:
+    if findings and is_before_triton(run):
         return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
     if findings and is_compiled_in_part(run) and run.head.config.get("compiled_calls") == 1:
         return [replace(f, advice=_COMPILED_ONCE) for f in findings]
