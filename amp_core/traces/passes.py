@@ -27,6 +27,7 @@ MIN_SAME_FRAC = 0.9
 """Share of the launches that equal those of the pass before: the first pass may launch more, to initialize."""
 MIN_FIRST_RATIO, MIN_FIRST_FRAC = 3.0, 0.5
 """The first pass is told if it takes that many times as long as the mean of the others, and that share of all."""
+MAX_LAST_RATIO = 1.1
 MAX_WORK_FRAC = 0.5
 """A first pass in which the device works for more than this share computes more, as that of a prompt."""
 MAX_CANDIDATES = 8
@@ -43,7 +44,8 @@ class Passes:
     first_us: float
     """From the first launch to that of the second pass."""
     others_us: float
-    """Mean of the others, from first launch to first launch; of a second and last one, to the end of its work."""
+    """Mean of the others, from first launch to first launch; of the last one, to the end of its work, unless that is far
+    longer."""
 
 
 def equal_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> int:
@@ -68,8 +70,10 @@ def repeated_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[W
     moments = np.append(linked.launched_us[launched[begins]], linked.end_us[launched].max())
     moments[0] = max(moments[0], windows[0].device_start)
     each = np.diff(moments)
-    # After the last one may come what is launched once.
-    first_us, others_us = float(each[0]), float(each[1 : max(2, len(each) - 1)].mean())
+    others = each[1:]
+    if len(others) > 1 and others[-1] > MAX_LAST_RATIO * others[:-1].mean():  # after it comes what is launched once
+        others = others[:-1]
+    first_us, others_us = float(each[0]), float(others.mean())
     works_us = float(linked.own_us[launched[: begins[1]]].sum())
     if first_us < max(MIN_FIRST_RATIO * others_us, MIN_FIRST_FRAC * float(each.sum()), works_us / MAX_WORK_FRAC):
         return None

@@ -53,8 +53,8 @@ def idle_savings(
     where, in_syncs = _syncing(windows, "idle_sync_op", sync * steps)
     _, in_waits = _syncing(windows, "idle_wait_op", wait * steps)
     number_of = _number_of_syncs(cost.syncs)
-    idle_syncs = float(windows["idle_syncs"].sum(min_count=len(windows))) / steps  # not in runs of older versions
-    before_idle = _number_of_syncs(idle_syncs if idle_syncs > 0 else cost.syncs)
+    idle_syncs = float(windows["idle_syncs"].sum(min_count=len(windows)))  # not in runs of older versions
+    before_idle = _number_of_syncs(_per_step(idle_syncs, steps) if idle_syncs > 0 else cost.syncs)
     unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
     if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
@@ -143,6 +143,12 @@ def idle_savings(
         Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
                f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
     ]  # fmt: skip
+
+
+def _per_step(count: float, steps: float) -> float:
+    """How many there are per step; a whole number where one more or less, as after the last step, makes it one."""
+    nearest = float(round(count / steps))
+    return nearest if nearest > 0 and abs(count - nearest * steps) <= 1 < steps else count / steps
 
 
 def _number_of_syncs(number_of: float | None) -> str:
