@@ -23,7 +23,7 @@ class LongView:
 
     op: str
     us: float
-    """Its own time, microseconds."""
+    """Its time with the views that it calls, microseconds."""
     place: int
     """Which of the calls of that operator it is, from 1 on."""
     calls: int
@@ -39,7 +39,8 @@ def long_view(events: TraceEvents, host: Host, linked: LinkedWork) -> LongView |
     views &= host.region_of_span[linked.op] != DATA
     if not views.any():
         return None
-    longest = int(np.where(views, linked.own_us, -1.0).argmax())
+    us = linked.end_us - linked.start_us
+    longest = int(np.where(views, us, -1.0).argmax())
     same = np.flatnonzero(views & (names == names[longest]))
     place = int((linked.start_us[same] <= linked.start_us[longest]).sum())
-    return LongView(events.texts[names[longest]], float(linked.own_us[longest]), place, len(same))
+    return LongView(events.texts[names[longest]], float(us[longest]), place, len(same))

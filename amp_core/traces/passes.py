@@ -44,8 +44,8 @@ class Passes:
     first_us: float
     """From the first launch to that of the second pass."""
     others_us: float
-    """Mean of the others, from first launch to first launch; of the last one, to the end of its work, unless that is far
-    longer."""
+    """Mean of the others, from first launch to first launch; of the last one, to the end of its work, unless that is
+    far longer."""
 
 
 def equal_passes(events: TraceEvents, linked: LinkedWork, windows: Sequence[Window]) -> int:

@@ -4,7 +4,7 @@
 host-bound 12700.0
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -35,6 +35,47 @@ LAUNCH_US = 10.0
 of the gaps between kernels are not recorded."""
 
 
+@dataclass(frozen=True)
+class _Idle:
+    """Windows of a device, and what their columns add up to per step; times in microseconds."""
+
+    run: Run
+    windows: pd.DataFrame
+    rows: pd.DataFrame
+    cost: StepCost
+    steps: float
+    unit: str
+
+    def us(self, *columns: str) -> float:
+        """The sum of these columns per step; 0 for what is not known."""
+        return sum(float(self.windows[name].fillna(0.0).sum()) for name in columns) / self.steps
+
+    @property
+    def gaps_us(self) -> float:
+        """Idle time without that of loading data."""
+        return float(np.nan_to_num(self.cost.us("gaps")))
+
+    @property
+    def sync_us(self) -> float:
+        """Idle time after the host waited for the device."""
+        return min(self.gaps_us, self.us("idle_sync_us"))
+
+    @property
+    def wait_us(self) -> float:
+        """Idle time with work launched."""
+        return min(self.gaps_us - self.sync_us, self.us("idle_wait_us"))
+
+    @property
+    def before_us(self) -> float:
+        """Time before the first kernel of a step."""
+        return self.us("lead_us")
+
+    @property
+    def knows_launches(self) -> bool:
+        """Whether the trace has launches, which tell why a device is idle."""
+        return not self.windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None)
+
+
 def idle_savings(
     run: Run,
     windows: pd.DataFrame,
@@ -46,103 +87,141 @@ def idle_savings(
 ) -> list[Saving]:
     """Savings of these windows per step. `between_us` of the time before late launches is told with the collectives
     that it lies between."""
-    windows = with_late_launches(run, windows)
-    data, gaps = np.nan_to_num(cost.us("data")), np.nan_to_num(cost.us("gaps"))
-    sync = min(gaps, float(windows["idle_sync_us"].fillna(0.0).sum()) / steps)
-    wait = min(gaps - sync, float(windows["idle_wait_us"].fillna(0.0).sum()) / steps)
-    where, in_syncs = _syncing(windows, "idle_sync_op", sync * steps)
-    _, in_waits = _syncing(windows, "idle_wait_op", wait * steps)
-    number_of = _number_of_syncs(cost.syncs)
-    idle_syncs = float(windows["idle_syncs"].sum(min_count=len(windows)))  # not in runs of older versions
-    before_idle = _number_of_syncs(_per_step(idle_syncs, steps) if idle_syncs > 0 else cost.syncs)
-    unexplained = float(windows["idle_late_start_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0
-    waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
-    if float(windows["idle_graph_us"].fillna(0.0).sum()) / steps >= wait / 2 > 0:
-        waited_for = f": it waits {GRAPH_START}"
-    elif unexplained:
-        waited_for = ", and nothing in the trace shows what it waits for"
-        if float(windows["sync_us"].fillna(0.0).sum()) / steps >= wait / 2:  # otherwise the host runs ahead of it
-            waited_for += f"; the host waits meanwhile, in {number_of}{in_waits}"
-    gpu, held, its_share = _held(windows, wait, cost, unit)
-    lost_us = float(windows["idle_wait_lost_us"].fillna(0.0).sum())
-    held *= max(0.0, 1 - lost_us / max(float(windows["idle_wait_us"].fillna(0.0).sum()), 1e-3))
-    latency = float(windows["idle_latency_us"].fillna(0.0).sum()) / steps
-    lead, lead_data = (float(windows[name].fillna(0.0).sum()) / steps for name in ("lead_us", "lead_data_us"))
-    lead -= lead_data
-    before_us = lead + lead_data
-    copying_us = beside_copies_us(windows, cost, steps)
-    loading_us = alone_loading_us(windows) / steps
-    profiling, filling, on_others = (
-        float(windows[name].fillna(0.0).sum()) / steps
-        for name in ("idle_profiling_us", "idle_filling_us", "idle_elsewhere_us")
+    idle = _Idle(run, with_late_launches(run, windows), rows, cost, steps, unit)
+    return [_for_data(idle), _late_launches(idle, between_us), _after_syncs(idle), _queued(idle)]
+
+
+def _for_data(idle: _Idle) -> Saving:
+    """What the device waits for data."""
+    us, lead_us = float(np.nan_to_num(idle.cost.us("data"))), idle.us("lead_data_us")
+    function, in_function = _longest_of(idle.windows, "data_function", idle.cost, idle.steps)
+    return Saving(
+        "waiting-for-data",
+        us + lead_us,
+        idle.cost.step_us,
+        f"The GPU waits for data {_when(us, lead_us, idle.cost, idle.unit)}{in_function}",
+        function or "data loading",
+        lead_us=lead_us,
+        before_us=idle.before_us,
     )
-    late = max(0.0, gaps - sync - wait - latency - filling - on_others)
-    host = max(0.0, late - min(late, between_us) + lead + loading_us - profiling - copying_us)
-    lead -= min(lead, copying_us)
-    computing = rows[rows["category"] != "communication"]
-    mean_us = float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
-    dispatch = float(windows["idle_dispatch_us"].sum()) / steps
-    dispatch += lead if lead < SHORT_LEAD_US else 0.0
+
+
+def _after_syncs(idle: _Idle) -> Saving:
+    """What the device is idle after the host waited for it."""
+    us = idle.sync_us
+    where, in_syncs = _syncing(idle.windows, "idle_sync_op", us * idle.steps)
+    counted = float(idle.windows["idle_syncs"].sum(min_count=len(idle.windows)))  # not in runs of older versions
+    number_of = _number_of_syncs(_per_step(counted, idle.steps) if counted > 0 else idle.cost.syncs)
+    share = f"{step_share(us, idle.cost)} of the {idle.unit}"
+    return Saving(
+        "host-syncs",
+        us,
+        idle.cost.step_us,
+        f"The GPU is idle for {share} after {number_of} with the host{in_syncs}{_of_values(idle)}",
+        where or "synchronizing calls",
+    )
+
+
+def _queued(idle: _Idle) -> Saving:
+    """What the device is idle with work launched, without what would not end the step sooner."""
+    wait_us = idle.wait_us
+    is_unexplained = idle.us("idle_late_start_us") >= wait_us / 2 > 0
+    waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
+    if idle.us("idle_graph_us") >= wait_us / 2 > 0:
+        waited_for = f": it waits {GRAPH_START}"
+    elif is_unexplained:
+        waited_for = ", and nothing in the trace shows what it waits for"
+        if idle.us("sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
+            _, in_waits = _syncing(idle.windows, "idle_wait_op", wait_us * idle.steps)
+            waited_for += f"; the host waits meanwhile, in {_number_of_syncs(idle.cost.syncs)}{in_waits}"
+    gpu, held_us, share = _held(idle.windows, wait_us, idle.cost, idle.unit)
+    lost = idle.us("idle_wait_lost_us") / max(idle.us("idle_wait_us"), 1e-3)
+    what = f"{gpu} is idle for {share} although work is queued{waited_for}"
+    saved_us = held_us * max(0.0, 1 - lost)
+    return Saving("kernel-wait", saved_us, idle.cost.step_us, what, "streams", is_sure=not is_unexplained)
+
+
+def _late_launches(idle: _Idle, between_us: float) -> Saving:
+    """What the device waits for launches: with launches that are slow one by one, or for something else."""
+    run, windows, cost, steps = idle.run, idle.windows, idle.cost, idle.steps
+    copying_us, loading_us = beside_copies_us(windows, cost, steps), alone_loading_us(windows) / steps
+    others_us = idle.us("idle_latency_us", "idle_filling_us", "idle_elsewhere_us")
+    late_us = max(0.0, idle.gaps_us - idle.sync_us - idle.wait_us - others_us)
+    lead_us = idle.before_us - idle.us("lead_data_us")
+    beside_us = idle.us("idle_profiling_us") + copying_us
+    us = max(0.0, late_us - min(late_us, between_us) + lead_us + loading_us - beside_us)
+    lead_us -= min(lead_us, copying_us)
+    dispatch_us = idle.us("idle_dispatch_us") + (lead_us if lead_us < SHORT_LEAD_US else 0.0)
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
     kind, calls, call_us = _host_calls(windows, steps)
-    in_calls = call_us >= host / 2 > 0
-    launch_bound = not in_calls and (dispatch >= host / 2 if known else mean_us < LAUNCH_US)
-    code = "launch-bound" if launch_bound else "host-bound"
-    elsewhere = float(windows["lead_outside_us"].fillna(0.0).sum()) / steps if lead >= SHORT_LEAD_US else 0.0
+    in_calls = call_us >= us / 2 > 0
+    is_slow = dispatch_us >= us / 2 if known else _mean_kernel_us(idle.rows) < LAUNCH_US
+    launch_bound = not in_calls and is_slow
     in_python = ""
-    if launch_bound and elsewhere >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * cost.step_us):
-        host, lead = max(0.0, host - elsewhere), max(0.0, lead - elsewhere)
+    python_us = idle.us("lead_outside_us") if lead_us >= SHORT_LEAD_US else 0.0
+    if launch_bound and python_us >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * cost.step_us):
+        us, lead_us = max(0.0, us - python_us), max(0.0, lead_us - python_us)
         in_python = (
-            f"; for {number(elsewhere / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
+            f"; for {number(python_us / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
             "but in Python or other code"
         )
-    short = launch_bound and len(computing) > 0 and mean_us < MAX_SHORT_US
-    kernels = f", between kernels of {mean_us:.1f} µs on average" if short else ""
-    of_optimizer = optimizer_frac(rows)
-    tiny, tiny_bytes = tiny_copies(run)
-    of_values = f", with {tiny:,.0f} copies of {tiny_bytes:.0f} {VALUES_COPIED}" if tiny else ""
-    copying = of_values if launch_bound else ""
-    if launch_bound and of_optimizer >= MIN_OF_OPTIMIZER_FRAC:
-        kernels += f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
     named_us = call_us if in_calls else longest_named(windows, _host_column(windows))[1] / steps
-    loading, in_loading = _longest_of(windows, "data_function", cost, steps)
-    calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
     named = windows["host_function_us"].sum() > 0 and not in_calls
-    outside = "" if launch_bound or named else _outside(windows, host, cost, steps)
-    longer = host - dispatch - loading_us - (lead if lead >= SHORT_LEAD_US else 0.0)  # the lead is told apart
-    if (
-        launch_bound
-        and _in_most_steps(windows)
-        and longer >= max(MIN_LONGER_FRAC * host, MIN_SAVED_FRAC * cost.step_us)
-    ):
-        outside = f", {number(longer / 1e3, 'ms')} of it in {LONGER_GAPS}"
+    outside = "" if launch_bound or named else _outside(windows, us, cost, steps)
+    # The time before the first kernel is told apart.
+    longer_us = us - dispatch_us - loading_us - (lead_us if lead_us >= SHORT_LEAD_US else 0.0)
+    are_longer = longer_us >= max(MIN_LONGER_FRAC * us, MIN_SAVED_FRAC * cost.step_us)
+    if launch_bound and are_longer and _in_most_steps(windows):
+        outside = f", {number(longer_us / 1e3, 'ms')} of it in {LONGER_GAPS}"
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
-    before = "" if launch_bound or in_calls else _before(windows, op, steps)
-    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, host, cost, steps)
-    is_told = unit == "step" or in_calls or in_op or marked or outside.startswith(",")
-    gap = "" if is_told else _one_gap(windows, host * steps)
-    outside += in_python
-    why = f" because the host launches too late{kernels}{copying}{calling}{in_op}{marked}{before}{gap}{outside}"
-    if windows[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].isna().all(axis=None):
+    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, us, cost, steps)
+    is_told = idle.unit == "step" or in_calls or in_op or marked or outside.startswith(",")
+    gap = "" if is_told else _one_gap(windows, us * steps)
+    code = "launch-bound" if launch_bound else "host-bound"
+    if idle.knows_launches:
+        between = _between(idle) if launch_bound else ""
+        calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
+        before = "" if launch_bound or in_calls else _before(windows, op, steps)
+        what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
+        why = f" because the host launches too late{what}"
+    elif len(idle.rows) and (idle.rows["category"] == "communication").all():
+        code, why = "unexplained-idle", ", or does what the trace lacks: it holds collectives alone"
+    else:
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
-        if len(rows) and (rows["category"] == "communication").all():
-            why = ", or does what the trace lacks: it holds collectives alone"
     or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
-    return [
-        Saving("waiting-for-data", data + lead_data, cost.step_us, f"The GPU waits for data "
-               f"{_when(data, lead_data, cost, unit)}{in_loading}", loading or "data loading", lead_us=lead_data,
-               before_us=before_us),
-        Saving(code, host, cost.step_us, f"The GPU is idle{or_waits} for {_when(host - lead, lead, cost, unit)}{why}",
-               (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * host else "") or "host", lead_us=lead,
-               before_us=before_us,
-               is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * host),
-        Saving("host-syncs", sync, cost.step_us, f"The GPU is idle for {step_share(sync, cost)} of the {unit} "
-               f"after {before_idle} with the host{in_syncs}{of_values}", where or "synchronizing calls"),
-        Saving("kernel-wait", held, cost.step_us, f"{gpu} is idle for {its_share} "
-               f"although work is queued{waited_for}", "streams", is_sure=not unexplained),
-    ]  # fmt: skip
+    return Saving(
+        code,
+        us,
+        cost.step_us,
+        f"The GPU is idle{or_waits} for {_when(us - lead_us, lead_us, cost, idle.unit)}{why}",
+        (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * us else "") or "host",
+        lead_us=lead_us,
+        before_us=idle.before_us,
+        is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * us,
+    )
+
+
+def _mean_kernel_us(rows: pd.DataFrame) -> float:
+    """The mean time of a kernel that computes; 0 without any."""
+    computing = rows[rows["category"] != "communication"]
+    return float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
+
+
+def _between(idle: _Idle) -> str:
+    """Between what the gaps of slow launches lie, as part of a sentence: short kernels, copies of values, and the
+    optimizer's kernels if they are most."""
+    mean_us, of_optimizer = _mean_kernel_us(idle.rows), optimizer_frac(idle.rows)
+    kernels = f", between kernels of {mean_us:.1f} µs on average" if 0 < mean_us < MAX_SHORT_US else ""
+    stepping = f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
+    return f"{kernels}{stepping if of_optimizer >= MIN_OF_OPTIMIZER_FRAC else ''}{_of_values(idle)}"
+
+
+def _of_values(idle: _Idle) -> str:
+    """That values are copied to the host one by one, as part of a sentence; else empty."""
+    tiny, tiny_bytes = tiny_copies(idle.run)
+    return f", with {tiny:,.0f} copies of {tiny_bytes:.0f} {VALUES_COPIED}" if tiny else ""
 
 
 def _per_step(count: float, steps: float) -> float:
