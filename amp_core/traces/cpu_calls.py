@@ -128,7 +128,7 @@ def _halted_us(linked: LinkedWork, beyond: npt.NDArray[np.float64]) -> float:
 MIN_HALT_FRAC, MIN_FILLED_FRAC = 0.9, 0.5
 """Share of what calls take beyond the usual that lies in one stretch, and share of the stretch that it is at least."""
 MAX_TINY_US, MIN_HALT_US = 100.0, 50_000.0
-"""Usual time of a call that computes next to nothing, and by how much it is longer where its process stood still."""
+"""Usual time of a call that computes hardly anything, and by how much it is longer where its process stood still."""
 MAX_HALT_STARTS = 10_000
 
 
