@@ -107,7 +107,7 @@ def exposed_communication(run: Run) -> list[Finding]:
             remedy = special
         elif savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
             remedy = _NOTHING_BESIDE
-        elif name == "all_reduce" and hidden:
+        elif name == "all_reduce" and hidden and remedy not in (_BUCKETS, _UNSPLIT):
             remedy = replace(_OUTLASTS, advice=f"{_OUTLASTS.advice} {hidden}")
         elif hidden:
             remedy = replace(remedy, advice=f"{remedy.advice} {hidden}")
