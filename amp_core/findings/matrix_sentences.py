@@ -3,6 +3,7 @@
 matrix_work(run, savings)   # MatrixWork(shares='55.0 %', where=', on tensor cores at 52.0 % of the peak rate')
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,11 @@ from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
+_TILE = r"(?<=[a-z0-9])_\d+x\d+"
+"""The size of a tile in the names of kernels of Triton."""
+_TILE_OF = re.compile(_TILE)
+MIN_FAMILY_RATIO = 1.1
+"""Time of kernels of one name but for what follows that size, over that of the longest, from which they are told."""
 MIN_ON_CORES_FRAC = 0.95
 """Share of the time of each kind of products on tensor cores from which they are said to run there."""
 
@@ -42,6 +48,8 @@ class MatrixWork:
     """Name of the kernel with most of their time; empty without one."""
     kernel_frac: float
     """Its share of the step."""
+    family_frac: float = 0.0
+    """That with the kernels whose names differ from its own in what follows the size of a tile; 0 without such."""
 
 
 def matrix_work(run: Run, savings: Savings) -> MatrixWork:
@@ -62,6 +70,9 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     on_cores = us > 0 and bool((on >= MIN_ON_CORES_FRAC * of_kinds)[told].all())
     by_name = rows.groupby("name")["total_us"].sum()
     frac = us / cost.step_us
+    by_family = by_name.groupby(by_name.index.str.split(_TILE, n=1, regex=True).str[0]).sum()
+    family_us = float(by_family[_TILE_OF.split(str(by_name.idxmax()))[0]]) if len(by_name) else 0.0
+    is_family = len(by_name) > 0 and family_us >= MIN_FAMILY_RATIO * float(by_name.max())
     return MatrixWork(
         kinds,
         frac,
@@ -69,6 +80,7 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
         where=f", on {cores}{at}" if on_cores else "",
         kernel=str(by_name.idxmax()) if len(by_name) else "",
         kernel_frac=float(by_name.max() / by_name.sum()) * frac if len(by_name) else 0.0,
+        family_frac=family_us / float(by_name.sum()) * frac if is_family else 0.0,
     )
 
 

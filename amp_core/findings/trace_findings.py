@@ -462,10 +462,11 @@ def _nothing(run: Run, savings: Savings) -> str:
         is_long = other_frac >= MIN_SAVED_FRAC
         nothing = "Nothing that is looked for" if is_long else "Nothing"
         name = str(us.idxmax()) if is_long else ""
+        family = f" ({percent(work.family_frac)} with those of its kind)" if work.family_frac else ""
         beside = f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
         return (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
-            f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}: "
+            f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}{family}: "
             f"{kernel_in_words(work.kernel)}. Profile it alone{_profiler(run)}.{beside}{rest}"
         )
     whole = f"the {savings.unit}" if longest else "it"

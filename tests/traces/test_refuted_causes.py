@@ -274,3 +274,16 @@ def test_a_step_of_the_optimizer_that_is_cut_off_ends_no_step(tmp_path):
         trace.event("mark", "Optimizer.step#SGD.step", 1_000 * number + 940, 50 if number < 4 else 0, 1)
         trace.kernel(made.ADAM, 1_000 * number + 980, 15, 1_000 * number + 950)
     assert run_of(tmp_path, trace).windows["steps"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("twin", "told"), [("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1", True), ("other_gemm", False)]
+)
+def test_kernels_that_differ_in_their_epilogue_are_told_together(tmp_path, twin, told):
+    trace = Made()
+    for n in range(4):
+        trace.op("vllm::moe_forward", 30 * n, 20)
+        trace.kernel("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu", 100 + 300 * n, 200, 30 * n + 2)
+        trace.kernel(twin, 300 + 300 * n, 100, 30 * n + 6)
+    sentence = first_sentence(run_of(tmp_path, trace, "AMD Instinct MI300X", (9, 4)))
+    assert ("One kernel takes 66.7 % (100 % with those of its kind)" in sentence) == told
