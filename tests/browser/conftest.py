@@ -103,7 +103,7 @@ class Tab:
         """Choose a file, or a folder, in the `first` or `last` upload field; again if no upload begins.
 
         On a busy machine a field ignored a file now and then, and nothing of it reached the server: presumably the
-        field was drawn anew at that moment.
+        field was drawn anew at that moment. Once it ignored four in a row, so the last two tries load the page anew.
         """
         for left in reversed(range(UPLOAD_TRIES)):
             try:
@@ -113,6 +113,8 @@ class Tab:
             except BrowserTimeout:
                 if not left:
                     raise
+                if left < UPLOAD_TRIES - 1:
+                    self.open(self.page.url)
 
     def reads(self, *texts: str) -> None:
         """Wait until the page shows each text."""
