@@ -64,16 +64,12 @@ MAX_NAMED_STEPS = 4
 
 
 def _step_ms(run: Run) -> "pd.Series[float]":
-    """The time of each step of a trace, the mean over its ranks in milliseconds, without the profiler's own work where
-    that is known; none for few steps."""
+    """The time of each step of a trace, the mean over its ranks in milliseconds; none for few steps."""
     if not is_trace(run):
         return pd.Series(dtype=float)
     frame = run.steps
     frame = frame[np.isfinite(frame["step_ms"].astype(float))]
     ms = frame.groupby("step")["step_ms"].mean()
-    profiling = facts(run.head.config, "profiling_steps") if frame["rank"].nunique() == 1 else {}
-    own_ms = pd.Series([profiling.get(f"{step:.0f}", 0.0) for step in ms.index], index=ms.index) / 1e3
-    ms = (ms - pd.to_numeric(own_ms, errors="coerce").fillna(0.0)).clip(lower=0.0)
     return ms if len(ms) >= MIN_STEPS and float(ms.median()) > 0 else ms[:0]
 
 

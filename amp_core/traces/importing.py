@@ -170,8 +170,6 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["launches_without_work"] = missing
     if trace.first_calls:
         config["first_calls"] = trace.first_calls
-    if trace.profiling_steps:
-        config["profiling_steps"] = {str(number): us for number, us in trace.profiling_steps.items()}
     if trace.benchmarks:
         config["cudnn_benchmark"] = True
     if trace.on_macos:

@@ -63,7 +63,7 @@ from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.recomputation import Recomputation, recomputation
 from amp_core.traces.slow_device import SlowDevice, slow_device
-from amp_core.traces.step_rows import op_rows, profiling_by_step, step_rows
+from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.unequal_products import UnequalProducts, unequal_products
@@ -155,8 +155,6 @@ class Trace:
     elementwise_rate: ElementwiseRate | None = None
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
-    profiling_steps: dict[int, float] = field(default_factory=dict)
-    """How long the profiler's own work takes in steps on a CPU, microseconds."""
     few_operators: FewOperators | None = None
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
@@ -340,7 +338,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         names = dict.fromkeys(events.work.device, amd_name(None, None, None))
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
-    steps = step_rows(host, times, clock)
+    steps = step_rows(events, host, times, clock)
     memory = memory_rows(events, host, accelerator)
     add_step_memory(steps, memory)
     distributed = stream.head.get("distributedInfo")
@@ -400,7 +398,6 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),
-        profiling_steps=profiling_by_step(events, host),
         few_operators=few_operators(events),
         operator_loop=loop,
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),

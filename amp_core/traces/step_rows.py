@@ -19,9 +19,9 @@ from amp_core.traces.operators import operator_category
 from amp_core.traces.window_rows import marked_time
 
 
-def step_rows(host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -> Rows:
-    """Rows of `steps`, one per marked step; all times are of the device if there is one. `step_times` of each of
-    `host.steps`."""
+def step_rows(events: TraceEvents, host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -> Rows:
+    """Rows of `steps`, one per marked step; all times are of the device if there is one, and of a CPU without the
+    profiler's own work. `step_times` of each of `host.steps`."""
     if not host.steps:
         return {}
     data, backward, optimizer = (marked_time(host, region) for region in (DATA, BACKWARD, OPTIMIZER))
@@ -39,7 +39,8 @@ def step_rows(host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -
         rows["step"].append(number)
         rows["time_s"].append((step.ends - origin) / 1e6)
         rows["skipped"].append(None)  # not in a trace
-        rows["step_ms"].append((step.ends - step.begins) / 1e3)
+        own_us = 0.0 if len(events.work) else profiling_us(events, (np.array([start]), np.array([end])))
+        rows["step_ms"].append(max(0.0, step.ends - step.begins - own_us) / 1e3)
         rows["data_ms"].append(times.total(loaded) / 1e3 if len(data[0]) else None)
         began = max(step.first_work, clock.at(forward))
         rows["forward_ms"].append(None if first is None else max(0.0, first - began) / 1e3)
@@ -47,22 +48,6 @@ def step_rows(host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -
         ended = None if last is None or not len(stepped[0]) else max(0.0, clock.at(float(stepped[1][-1])) - last)
         rows["optimizer_ms"].append(None if ended is None else ended / 1e3)
     return {name: [_to_ns(value, name) for value in values] for name, values in rows.items()}
-
-
-def profiling_by_step(events: TraceEvents, host: Host) -> dict[int, float]:
-    """How long the profiler's own work takes in steps of a trace of a CPU, microseconds, by their numbers; of a device
-    its times are not those of the step."""
-    if len(events.work):
-        return {}
-    us = {
-        number: profiling_us(events, (np.array([start]), np.array([end])))
-        for start, end, number in host.steps[:MAX_STEPS_WITH_PROFILING]
-    }
-    return {number: own_us for number, own_us in us.items() if own_us > 0}
-
-
-MAX_STEPS_WITH_PROFILING = 100
-"""Steps of which that is kept: the profiler works as it starts and ends."""
 
 
 def _to_ns(value: Any, column: str) -> Any:

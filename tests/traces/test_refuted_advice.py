@@ -152,9 +152,8 @@ def test_a_range_that_takes_longest_on_a_cpu_is_no_operator(tmp_path):
     assert "Python or other code in predict, outside of operators, takes 66.7 %" in first_sentence(run)
 
 
-@pytest.mark.parametrize(("leaves_us", "told"), [(10, False), (190, True)])
-def test_an_exchange_that_hardly_transfers_is_not_told_to_take_fewer_bits(tmp_path, leaves_us, told):
-    """Two ranks each wait for the other once, and transfer for 10 or 190 µs after that."""
+def exchanges(leaves_us):
+    """Documents of two ranks that each wait for the other once, and transfer for so long after that."""
     documents = []
     for rank in range(2):
         trace = Made()
@@ -164,7 +163,12 @@ def test_an_exchange_that_hardly_transfers_is_not_told_to_take_fewer_bits(tmp_pa
             trace.op("record_param_comms", enter - 40, 20, 1, **{"Collective name": "all_to_all", "dtype": "Float"})
             trace.kernel(EXCHANGE, enter, at + leaves_us - enter, enter - 35)
         documents.append(trace.document(distributedInfo={"rank": rank, "world_size": 2}))
-    advice = finding_of(run_of_ranks(tmp_path, *documents), "exposed-communication").advice
+    return documents
+
+
+@pytest.mark.parametrize(("leaves_us", "told"), [(10, False), (190, True)])
+def test_an_exchange_that_hardly_transfers_is_not_told_to_take_fewer_bits(tmp_path, leaves_us, told):
+    advice = finding_of(run_of_ranks(tmp_path, *exchanges(leaves_us)), "exposed-communication").advice
     assert "Ranks exchange" in advice or "Overlap" in advice
     assert ("16" in advice) == told
 

@@ -9,6 +9,7 @@ from tests.traces import made
 from tests.traces.made import GEMM, RELU, Made, run_of
 from tests.traces.test_collectives import collective, ddp, in_first_launch
 from tests.traces.test_collectives import run_of as run_of_ranks
+from tests.traces.test_refuted_advice import exchanges
 
 EXCHANGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 TF32 = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
@@ -67,17 +68,7 @@ def test_a_collective_that_all_ranks_launched_in_time_waits_for_no_host(tmp_path
 
 @pytest.mark.parametrize(("leaves_us", "told"), [(5, False), (60, True)])
 def test_overlap_is_advised_on_only_where_a_part_is_transfer(tmp_path, leaves_us, told):
-    """Two ranks each wait for the other once, and transfer for 5 or 60 µs after that."""
-    documents = []
-    for rank in range(2):
-        trace = Made()
-        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
-        for number, at in enumerate((250, 750)):
-            enter = at if number == rank else at - 200
-            trace.op("record_param_comms", enter - 40, 20, 1, **{"Collective name": "all_to_all", "dtype": "Float"})
-            trace.kernel(EXCHANGE, enter, at + leaves_us - enter, enter - 35)
-        documents.append(trace.document(distributedInfo={"rank": rank, "world_size": 2}))
-    finding = finding_of(run_of_ranks(tmp_path, *documents), "exposed-communication")
+    finding = finding_of(run_of_ranks(tmp_path, *exchanges(leaves_us)), "exposed-communication")
     assert ("For the rest" in finding.advice) == told == ("async_op=True" in finding.snippet)
 
 

@@ -271,12 +271,14 @@ def is_trace(run: Run) -> bool:
 
 
 def traced_step_us(run: Run) -> float | None:
-    """Mean wall time of a step in an imported trace, over its windows, in microseconds; None for other runs and where
-    the trace has no step markers."""
+    """Mean wall time of a step in an imported trace, over its windows, in microseconds, of a CPU without the profiler's
+    own work; None for other runs and where the trace has no step markers."""
     if run.head.config.get("source") != "import":
         return None
     windows = window_rows(run)
     steps, wall = float(windows["steps"].sum()), float(windows["wall_us"].sum())
+    if windows["device"].str.startswith("cpu").all():
+        wall -= float(windows["idle_profiling_us"].fillna(0.0).sum())
     return wall / steps if steps > 0 and np.isfinite(wall) else None
 
 
