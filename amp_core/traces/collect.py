@@ -33,11 +33,12 @@ from amp_core.traces.events import (
     MAX_ARGUMENT_CHARS,
     MAX_NAME_CHARS,
     OP,
+    STEP,
     Frames,
     InternedTexts,
     TraceEvents,
-    Work,
 )
+from amp_core.traces.refusals import check_categories, check_content, check_duplicates, is_within
 from amp_core.traces.rocprof import BEGAN, torchs_events
 
 MAX_EVENTS = 40_000_000
@@ -47,9 +48,6 @@ MARKED = re.compile(
     r"DistributedDataParallel\.forward$"
 )
 """Marked ranges that old traces record as operators."""
-
-STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
-"""A marked step, and its number."""
 
 _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
@@ -85,8 +83,6 @@ PROFILING_IN_PYTHON = re.compile(
 """Functions of torch's own in which the profiler starts, stops or marks a range."""
 _OF_SCHEDULE = re.compile(r"torch[/\\]profiler[/\\]profiler\.py\(\d+\): (start_trace|stop|__exit__)$")
 """Functions in which torch's profiler starts to record, and in which it stops for good."""
-_WAITS = re.compile(r"(?i:queue|socket|select|poll|lock\b)|: (?:wait|recv)")
-"""Python functions in which a thread waits for another thread or process."""
 MEMORY = "[memory]"
 """Name of the events of torch's allocators."""
 MESSAGE_KEYS = {
@@ -226,9 +222,9 @@ class _Collector:
         if not (len(events.work) or events.accelerator):
             events.accelerator = self._of_memory
         if not (self._is_known or len(self._npu) or CANN in events.process_names.values()):
-            _check_categories(self._of_others)
-        _check_content(events, self._functions, _is_within(self._starts, self._stops))
-        _check_duplicates(events.work)
+            check_categories(self._of_others)
+        check_content(events, self._functions, is_within(self._starts, self._stops))
+        check_duplicates(events.work)
         return events
 
     def _on_macos(self) -> bool:
@@ -378,90 +374,11 @@ class _Event:
         return self.start + self.duration
 
 
-def _is_within(inner: Frames, outer: Frames) -> bool:
-    """Whether one of `inner` lies within one of `outer`, on its thread."""
-    of_outer = list(zip(outer.thread, outer.start, outer.end, strict=True))
-    return any(
-        thread == of_thread and begin <= start and end <= finish
-        for thread, start, end in zip(inner.thread, inner.start, inner.end, strict=True)
-        for of_thread, begin, finish in of_outer
-    )
-
-
-def _check_categories(of_others: "Counter[str]") -> None:
-    """Raise `RunError` if the trace has events, none of which is one of a profiler that is read here."""
-    if not of_others:
-        return
-    named = [repr(category) for category, _ in of_others.most_common(SHOWN_CATEGORIES) if category]
-    theirs = f"; theirs are {', '.join(named)}" if named else ""
-    raise RunError(
-        f"it is no trace of torch.profiler: none of its events has a category that this profiler writes{theirs}; give "
-        "a file that export_chrome_trace or tensorboard_trace_handler wrote"
-    )
-
-
-def _check_content(events: TraceEvents, functions: int, starts_in_stop: bool) -> None:
-    """Raise `RunError` if nothing can be told from the events, beside which there were `functions` of Python.
-    `starts_in_stop`: whether torch's profiler started to record only when it was stopped."""
-    if events.invalid and not (len(events.spans) or len(events.work)):
-        raise RunError(
-            f"none of its {events.invalid:,} events has a valid ts and dur, which are numbers of microseconds, the "
-            "second not negative"
-        )
-    if not (OP in events.spans.kind or events.uses_device):
-        if functions and not len(events.spans):
-            only = (
-                f"the trace has no operator and no kernel, only {functions:,} function{'s' * (functions > 1)} of Python"
-            )
-            if starts_in_stop:
-                raise RunError(
-                    f"{only}: the profiler was stopped before its schedule became active; call prof.step() in each "
-                    "iteration, of more than skip_first + wait + warmup, or leave the schedule out"
-                )
-            waits = any(_WAITS.search(events.texts[name]) for name in set(events.frames.name))
-            raise RunError(
-                f"{only}: this process computes nothing; record the one that does"
-                f"{', as the engine or a worker of a server' if waits else ', or the part of the program'}"
-            )
-        steps = [number for number, name in enumerate(events.spans.name) if STEP.match(events.texts[name])]
-        if steps:
-            longest_us = max(events.spans.end[number] - events.spans.start[number] for number in steps)
-            export = ", and export in on_trace_ready, since a profiler is empty after its last active step"
-            raise RunError(
-                "the trace has marked steps, but no operator and no kernel in them: call prof.step() after the work of "
-                f"each step{export if longest_us >= LEAST_STEP_US else ''}"
-            )
-        marked = ", only marked ranges" if len(events.spans) else ""
-        raise RunError(
-            f"the trace has no operator and no kernel{marked}; export it with torch.profiler's export_chrome_trace, "
-            "and under a schedule in on_trace_ready, since a profiler is empty after its last active step"
-        )
-
-
 PROFILER_SPAN, PROFILER, CANN = "Trace", "PyTorch Profiler", "CANN"
 """Category and name of the span of torch's profiler, and name of the process of Ascend's calls."""
-MAX_CATEGORIES, SHOWN_CATEGORIES, MAX_CATEGORY_CHARS = 1000, 3, 60
+MAX_CATEGORIES, MAX_CATEGORY_CHARS = 1000, 60
 MAX_PROFILERS = 1000
 """Starts and stops of torch's profiler that are looked at: a program has a few."""
-LEAST_STEP_US = 1000.0
-"""In a shorter step without work nothing ran, whenever the trace was exported."""
-MAX_DUPLICATE_FRAC = 0.1
-
-
-def _check_duplicates(work: Work) -> None:
-    """Raise `RunError` if the trace holds its kernels twice: a stream runs one at a time."""
-    columns = (work.start, work.end, work.stream, work.device, work.correlation, work.name, work.process)
-    order = np.lexsort([np.asarray(column) for column in columns])
-    same = np.ones(max(0, len(work) - 1), dtype=bool)
-    for column in columns:
-        values = np.asarray(column)[order]
-        same &= values[1:] == values[:-1]
-    lasting = (np.asarray(work.end) > np.asarray(work.start)) & (np.asarray(work.correlation) >= 0)
-    twice = int((same & lasting[order][1:]).sum())
-    if twice > MAX_DUPLICATE_FRAC * len(work):
-        raise RunError(f"the trace has {twice:,} of its {len(work):,} kernels and copies twice; give each trace once")
-
-
 LINUX_THREADS, MACOS_THREADS = 2**22, 2**28
 """Linux numbers threads up to the first, and Windows anew from small numbers; macOS counts all since its start. Larger
 numbers are addresses of threads, as some versions of torch write them on any system."""

@@ -7,6 +7,7 @@
 
 import json
 import math
+import re
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ OP, MARK = 0, 1
 MAX_TEXT_CHARS = 2**28
 """Together with the limits of the stream these bound the memory that a hostile trace can take."""
 MAX_ARGUMENT_CHARS = 4000
+STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
+"""A marked step, and its number."""
+
 MAX_NAME_CHARS = 2000
 MAX_NAMED_RANKS = 100_000
 """A rank of this number or more is none: HCCL writes 2**32 - 1 where it knows none."""

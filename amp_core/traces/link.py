@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core import phases
-from amp_core.traces.collect import STEP
-from amp_core.traces.events import MARK, OP, TraceEvents
+from amp_core.traces.events import MARK, OP, STEP, TraceEvents
 from amp_core.traces.marks import MODULE, PHASE
 
 Ints = npt.NDArray[Any]
