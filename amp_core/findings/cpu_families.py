@@ -91,6 +91,7 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
 
 
 COMPILING = "torch.compile, from PyTorch 2.0 on (on Windows 2.5),"
+"""What fuses operators of a CPU, and since when."""
 
 
 _FUSED = {"elementwise": "elementwise operators", "norm": "norms", "reduction": "reductions"}

@@ -130,6 +130,7 @@ MIN_HALT_FRAC, MIN_FILLED_FRAC = 0.9, 0.5
 MAX_TINY_US, MIN_HALT_US = 100.0, 50_000.0
 """Usual time of a call that computes hardly anything, and by how much it is longer where its process stood still."""
 MAX_HALT_STARTS = 10_000
+"""Slow calls at which such a stretch is taken to begin."""
 
 
 MIN_PASS_CALLS = 20

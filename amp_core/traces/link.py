@@ -146,6 +146,7 @@ def _begins_cold(steps: list[tuple[float, float, int]]) -> bool:
 
 
 MIN_OTHER_STEPS, MAX_FIRST_RATIO = 4, 2.0
+"""Steps beside the first one from which their time is known, and how many times as long the first one may take."""
 
 
 def _steps_per_iteration(events: TraceEvents, host: Host, optimizers: list[int]) -> int:

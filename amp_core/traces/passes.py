@@ -28,6 +28,7 @@ MIN_SAME_FRAC = 0.9
 MIN_FIRST_RATIO, MIN_FIRST_FRAC = 3.0, 0.5
 """The first pass is told if it takes that many times as long as the mean of the others, and that share of all."""
 MAX_LAST_RATIO = 1.1
+"""A last pass that takes so many times as long as the others is followed by what belongs to none."""
 MAX_WORK_FRAC = 0.5
 """A first pass in which the device works for more than this share computes more, as that of a prompt."""
 MAX_CANDIDATES = 8

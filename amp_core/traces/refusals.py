@@ -16,9 +16,11 @@ from amp_core.traces.events import OP, STEP, Frames, TraceEvents, Work
 _WAITS = re.compile(r"(?i:queue|socket|select|poll|lock\b)|: (?:wait|recv)")
 """Python functions in which a thread waits for another thread or process."""
 SHOWN_CATEGORIES = 3
+"""Categories of another tool that are named."""
 LEAST_STEP_US = 1000.0
 """In a shorter step without work nothing ran, whenever the trace was exported."""
 MAX_DUPLICATE_FRAC = 0.1
+"""Share of equal kernels from which a trace is taken to hold them twice."""
 
 
 def is_within(inner: Frames, outer: Frames) -> bool:

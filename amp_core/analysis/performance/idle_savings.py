@@ -24,6 +24,7 @@ from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
 
 VALUES_COPIED = "bytes on average to the host"
+"""What is said of copies of single values in a loop."""
 GRAPH_START = "for a captured graph to start"
 MAX_SHORT_US = 30.0
 """Longer kernels are not named as short ones: a few launches fit into each, so the gaps are not due to their length."""

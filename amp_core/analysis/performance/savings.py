@@ -226,6 +226,7 @@ def _host_limit_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float
 
 
 _OF_KERNELS = ("fp32-products", "slow-products", "memory-bound-kernels")
+"""Savings of shorter kernels."""
 _UNTIL_HOST = "until the step waits for the host"
 
 
