@@ -20,14 +20,9 @@ from amp_core.analysis.performance.kernels import (
     of_copies,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
-from amp_core.analysis.performance.savings import (
-    MAX_UNKNOWN_FRAC,
-    MIN_KERNEL_US,
-    SCATTERS,
-    Savings,
-    possible_savings,
-)
+from amp_core.analysis.performance.memory_savings import SCATTERS
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, step_share
+from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out

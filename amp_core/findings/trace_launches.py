@@ -21,7 +21,8 @@ from amp_core.analysis.performance.kernels import (
     tiny_copies,
     window_rows,
 )
-from amp_core.analysis.performance.savings import possible_savings, unfused_optimizer_rows
+from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS

@@ -36,7 +36,7 @@ from amp_core.analysis.performance.kernels import (
     of_main,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, others, step_share
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
@@ -56,12 +56,12 @@ MAX_WAITING_FRAC = 0.25
 MAX_RANKS_NAMED = 4
 
 
-def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> list[Saving]:
+def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
+    cost = basis.cost
     communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
     windows = of_main(run, with_late_launches(run, window_rows(run)))
-    steps = float(windows["steps"].sum()) if cost.steps else float(len(windows))
-    measured, loading = communication, alone_loading_us(windows) / steps
+    measured, loading = communication, alone_loading_us(windows) / basis.steps
     communication = max(0.0, communication - loading)
     everything = of_main(run, kernel_rows(run, everything=True))
     copying = everything[everything["category"].isin(COPIES)]
@@ -69,18 +69,17 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     exposed = by_collective.groupby("kernel")["alone_us"].sum()
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
     where = str(exposed.idxmax()) if exposed.sum() > 0 else kernels
-    waits, here = _waits(run, cost, unit)
+    waits, here = _waits(run, cost, basis.unit)
     # What runs beside a collective may hide the waiting or the transfer.
     beside = by_collective["transfer_us"] + by_collective["stalled_us"]
     surely_us = float((by_collective["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
-    waited_us = surely_us / steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
+    waited_us = surely_us / basis.steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
     missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     between = between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
-    many = float(rows["count"][rows["category"] == "communication"].sum()) / steps
+    many = basis.each_us(rows["count"][rows["category"] == "communication"])
     apart = f", and is idle for {step_share(between, cost)} between its {many:,.0f} collectives" if between else ""
-    share = step_share(copies, cost)
-    idle_beside = beside_copies_us(windows, cost, steps)
-    lead_us = float((windows["lead_us"].fillna(0.0) - windows["lead_data_us"].fillna(0.0)).sum()) / steps
+    idle_beside = beside_copies_us(windows, basis)
+    lead_us = basis.each_us(windows["lead_us"].fillna(0.0) - windows["lead_data_us"].fillna(0.0))
     idle_us = max(0.0, idle_beside - lead_us)
     beside_copies = f"; right before and after, it is idle for {number(idle_beside / 1e3, 'ms')}" if idle_beside else ""
     only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
@@ -90,10 +89,10 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
     is_transfer = transfer is not None and waited_ms * 1e3 < MAX_WAITING_FRAC * measured
     carried = f"; {transfer.words}" if transfer is not None and is_transfer else ""
     told = f"{in_launch}{apart}{missing.words or waits}{carried}"
-    communicates = f"The GPU only communicates for {step_share(measured, cost)} of the {unit}{told}"
+    communicates = f"The GPU only communicates for {basis.taken(measured)}{told}"
     return [
-        late_rank_saving(run, unit)
-        or (_busiest_rank(run, unit) if not waits else None)
+        late_rank_saving(run, basis.unit)
+        or (_busiest_rank(run, basis.unit) if not waits else None)
         or Saving(
             "exposed-communication",
             communication + between,
@@ -108,22 +107,22 @@ def alone_savings(run: Run, cost: StepCost, rows: pd.DataFrame, unit: str) -> li
         ),
         Saving(
             "copies",
-            _shorter(run, copies, copying, steps) + idle_us,
+            _shorter(run, copies, copying, basis) + idle_us,
             cost.step_us,
-            f"The GPU {only} for {share} of the {unit}{_moved(copying, steps)}{beside_copies}",
+            f"The GPU {only} for {basis.taken(copies)}{_moved(copying, basis)}{beside_copies}",
             longest_name(copying, "name") or "copies",
             others=others(copying, "name"),
         ),
     ]
 
 
-def _shorter(run: Run, us: float, copying: pd.DataFrame, steps: float) -> float:
+def _shorter(run: Run, us: float, copying: pd.DataFrame, basis: Basis) -> float:
     """What copies of so many microseconds per step save at most. Those from pinned memory on streams of their own run
     beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others."""
     name = longest_name(copying, "name")
     if "Pinned" not in name or not copies_on_own_streams(run):
         return us
-    others_us = float(copying["total_us"][copying["name"] != name].sum()) / steps
+    others_us = basis.each_us(copying["total_us"][copying["name"] != name])
     return max(0.0, min(us * NARROWED_FRAC, us - others_us))
 
 
@@ -131,7 +130,7 @@ NARROWED_FRAC = 0.75
 """Of the bytes of 32-bit numbers, what 8 bits leave out."""
 
 
-def _moved(copying: pd.DataFrame, steps: float) -> str:
+def _moved(copying: pd.DataFrame, basis: Basis) -> str:
     """How many bytes the longest kind of copy or fill moves and at which rate, as part of a sentence; empty where that
     is not known."""
     name = longest_name(copying, "name")
@@ -139,7 +138,7 @@ def _moved(copying: pd.DataFrame, steps: float) -> str:
     us, moved = float(rows["total_us"].sum()), float(rows["moved_bytes"].sum())
     if us < MIN_KNOWN_FRAC * float(copying["total_us"][copying["name"] == name].sum()) or us <= 0:
         return ""
-    return f"; {name} moves {size(moved / steps)} at {number(moved / us / 1e3, 'GB/s')}"
+    return f"; {name} moves {size(moved / basis.steps)} at {number(moved / us / 1e3, 'GB/s')}"
 
 
 MIN_KNOWN_FRAC = 0.9

@@ -1,6 +1,6 @@
 """What the idle time of a device would save, by its cause: data, the host, synchronizations, queued work.
 
->>> for saving in idle_savings(run, windows, rows, cost, steps=2.0, unit="step"): print(saving.code, saving.saved_us)
+>>> for saving in idle_savings(run, windows, rows, basis): print(saving.code, saving.saved_us)
 host-bound 12700.0
 """
 
@@ -17,8 +17,8 @@ from amp_core.analysis.performance.kernels import (
     tiny_copies,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, step_share
-from amp_core.analysis.performance.step_cost import StepCost, step_cost
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, Saving
+from amp_core.analysis.performance.step_cost import step_cost
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
@@ -43,18 +43,16 @@ class _Idle:
     run: Run
     windows: pd.DataFrame
     rows: pd.DataFrame
-    cost: StepCost
-    steps: float
-    unit: str
+    basis: Basis
 
     def us(self, *columns: str) -> float:
         """The sum of these columns per step; 0 for what is not known."""
-        return sum(float(self.windows[name].fillna(0.0).sum()) for name in columns) / self.steps
+        return sum(self.basis.each_us(self.windows[name].fillna(0.0)) for name in columns)
 
     @property
     def gaps_us(self) -> float:
         """Idle time without that of loading data."""
-        return float(np.nan_to_num(self.cost.us("gaps")))
+        return float(np.nan_to_num(self.basis.cost.us("gaps")))
 
     @property
     def sync_us(self) -> float:
@@ -78,29 +76,23 @@ class _Idle:
 
 
 def idle_savings(
-    run: Run,
-    windows: pd.DataFrame,
-    rows: pd.DataFrame,
-    cost: StepCost,
-    steps: float,
-    unit: str,
-    between_us: float = 0.0,
+    run: Run, windows: pd.DataFrame, rows: pd.DataFrame, basis: Basis, between_us: float = 0.0
 ) -> list[Saving]:
     """Savings of these windows per step. `between_us` of the time before late launches is told with the collectives
     that it lies between."""
-    idle = _Idle(run, with_late_launches(run, windows), rows, cost, steps, unit)
+    idle = _Idle(run, with_late_launches(run, windows), rows, basis)
     return [_for_data(idle), _late_launches(idle, between_us), _after_syncs(idle), _queued(idle)]
 
 
 def _for_data(idle: _Idle) -> Saving:
     """What the device waits for data."""
-    us, lead_us = float(np.nan_to_num(idle.cost.us("data"))), idle.us("lead_data_us")
-    function, in_function = _longest_of(idle.windows, "data_function", idle.cost, idle.steps)
+    us, lead_us = float(np.nan_to_num(idle.basis.cost.us("data"))), idle.us("lead_data_us")
+    function, in_function = _longest_of(idle.windows, "data_function", idle.basis)
     return Saving(
         "waiting-for-data",
         us + lead_us,
-        idle.cost.step_us,
-        f"The GPU waits for data {_when(us, lead_us, idle.cost, idle.unit)}{in_function}",
+        idle.basis.cost.step_us,
+        f"The GPU waits for data {_when(us, lead_us, idle.basis)}{in_function}",
         function or "data loading",
         lead_us=lead_us,
         before_us=idle.before_us,
@@ -110,14 +102,14 @@ def _for_data(idle: _Idle) -> Saving:
 def _after_syncs(idle: _Idle) -> Saving:
     """What the device is idle after the host waited for it."""
     us = idle.sync_us
-    where, in_syncs = _syncing(idle.windows, "idle_sync_op", us * idle.steps)
+    where, in_syncs = _syncing(idle.windows, "idle_sync_op", us * idle.basis.steps)
     counted = float(idle.windows["idle_syncs"].sum(min_count=len(idle.windows)))  # not in runs of older versions
-    number_of = _number_of_syncs(_per_step(counted, idle.steps) if counted > 0 else idle.cost.syncs)
-    share = f"{step_share(us, idle.cost)} of the {idle.unit}"
+    number_of = _number_of_syncs(_per_step(counted, idle.basis.steps) if counted > 0 else idle.basis.cost.syncs)
+    share = idle.basis.taken(us)
     return Saving(
         "host-syncs",
         us,
-        idle.cost.step_us,
+        idle.basis.cost.step_us,
         f"The GPU is idle for {share} after {number_of} with the host{in_syncs}{_of_values(idle)}",
         where or "synchronizing calls",
     )
@@ -133,19 +125,19 @@ def _queued(idle: _Idle) -> Saving:
     elif is_unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
         if idle.us("sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
-            _, in_waits = _syncing(idle.windows, "idle_wait_op", wait_us * idle.steps)
-            waited_for += f"; the host waits meanwhile, in {_number_of_syncs(idle.cost.syncs)}{in_waits}"
-    gpu, held_us, share = _held(idle.windows, wait_us, idle.cost, idle.unit)
+            _, in_waits = _syncing(idle.windows, "idle_wait_op", wait_us * idle.basis.steps)
+            waited_for += f"; the host waits meanwhile, in {_number_of_syncs(idle.basis.cost.syncs)}{in_waits}"
+    gpu, held_us, share = _held(idle.windows, wait_us, idle.basis)
     lost = idle.us("idle_wait_lost_us") / max(idle.us("idle_wait_us"), 1e-3)
     what = f"{gpu} is idle for {share} although work is queued{waited_for}"
     saved_us = held_us * max(0.0, 1 - lost)
-    return Saving("kernel-wait", saved_us, idle.cost.step_us, what, "streams", is_sure=not is_unexplained)
+    return Saving("kernel-wait", saved_us, idle.basis.cost.step_us, what, "streams", is_sure=not is_unexplained)
 
 
 def _late_launches(idle: _Idle, between_us: float) -> Saving:
     """What the device waits for launches: with launches that are slow one by one, or for something else."""
-    run, windows, cost, steps = idle.run, idle.windows, idle.cost, idle.steps
-    copying_us, loading_us = beside_copies_us(windows, cost, steps), alone_loading_us(windows) / steps
+    run, windows, basis = idle.run, idle.windows, idle.basis
+    copying_us, loading_us = beside_copies_us(windows, basis), alone_loading_us(windows) / basis.steps
     others_us = idle.us("idle_latency_us", "idle_filling_us", "idle_elsewhere_us")
     late_us = max(0.0, idle.gaps_us - idle.sync_us - idle.wait_us - others_us)
     lead_us = idle.before_us - idle.us("lead_data_us")
@@ -154,49 +146,49 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
     lead_us -= min(lead_us, copying_us)
     dispatch_us = idle.us("idle_dispatch_us") + (lead_us if lead_us < SHORT_LEAD_US else 0.0)
     known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
-    kind, calls, call_us = _host_calls(windows, steps)
+    kind, calls, call_us = _host_calls(windows, basis)
     in_calls = call_us >= us / 2 > 0
     is_slow = dispatch_us >= us / 2 if known else _mean_kernel_us(idle.rows) < LAUNCH_US
     launch_bound = not in_calls and is_slow
     in_python = ""
     python_us = idle.us("lead_outside_us") if lead_us >= SHORT_LEAD_US else 0.0
-    if launch_bound and python_us >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * cost.step_us):
+    if launch_bound and python_us >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * basis.cost.step_us):
         us, lead_us = max(0.0, us - python_us), max(0.0, lead_us - python_us)
         in_python = (
             f"; for {number(python_us / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
             "but in Python or other code"
         )
-    op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, cost, steps)
-    named_us = call_us if in_calls else longest_named(windows, _host_column(windows))[1] / steps
+    op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, basis)
+    named_us = call_us if in_calls else longest_named(windows, _host_column(windows))[1] / basis.steps
     named = windows["host_function_us"].sum() > 0 and not in_calls
-    outside = "" if launch_bound or named else _outside(windows, us, cost, steps)
+    outside = "" if launch_bound or named else _outside(windows, us, basis)
     # The time before the first kernel is told apart.
     longer_us = us - dispatch_us - loading_us - (lead_us if lead_us >= SHORT_LEAD_US else 0.0)
-    are_longer = longer_us >= max(MIN_LONGER_FRAC * us, MIN_SAVED_FRAC * cost.step_us)
+    are_longer = longer_us >= max(MIN_LONGER_FRAC * us, MIN_SAVED_FRAC * basis.cost.step_us)
     if launch_bound and are_longer and _in_most_steps(windows):
         outside = f", {number(longer_us / 1e3, 'ms')} of it in {LONGER_GAPS}"
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
-    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, us, cost, steps)
-    is_told = idle.unit == "step" or in_calls or in_op or marked or outside.startswith(",")
-    gap = "" if is_told else _one_gap(windows, us * steps)
+    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, us, basis)
+    is_told = idle.basis.unit == "step" or in_calls or in_op or marked or outside.startswith(",")
+    gap = "" if is_told else _one_gap(windows, us * basis.steps)
     code = "launch-bound" if launch_bound else "host-bound"
     if idle.knows_launches:
         between = _between(idle) if launch_bound else ""
-        calling = _in_calls(run, windows, kind, calls, call_us, cost, steps) if in_calls else ""
-        before = "" if launch_bound or in_calls else _before(windows, op, steps)
+        calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
+        before = "" if launch_bound or in_calls else _before(windows, op, basis)
         what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
         why = f" because the host launches too late{what}"
     elif len(idle.rows) and (idle.rows["category"] == "communication").all():
         code, why = "unexplained-idle", ", or does what the trace lacks: it holds collectives alone"
     else:
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
-    or_waits = " or waits in collectives" if loading_us >= MIN_SAVED_FRAC * cost.step_us else ""
+    or_waits = " or waits in collectives" if basis.is_long(loading_us) else ""
     return Saving(
         code,
         us,
-        cost.step_us,
-        f"The GPU is idle{or_waits} for {_when(us - lead_us, lead_us, cost, idle.unit)}{why}",
+        basis.cost.step_us,
+        f"The GPU is idle{or_waits} for {_when(us - lead_us, lead_us, basis)}{why}",
         (calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * us else "") or "host",
         lead_us=lead_us,
         before_us=idle.before_us,
@@ -238,16 +230,16 @@ def _number_of_syncs(number_of: float | None) -> str:
     return f"{mean_count(number_of)} synchronization{'s' if number_of != 1 else ''}"
 
 
-def beside_copies_us(windows: pd.DataFrame, cost: StepCost, steps: float) -> float:
+def beside_copies_us(windows: pd.DataFrame, basis: Basis) -> float:
     """How long per step (or window) the host launches too late right beside copies from memory that is not pinned,
     where that is most of such time and the copies are told themselves: it is told with them. 0 for others."""
     us, lead_us, data_us, *others = (
-        float(windows[name].fillna(0.0).sum()) / steps
+        basis.each_us(windows[name].fillna(0.0))
         for name in ("idle_copy_us", "lead_us", "lead_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us",
                      "idle_filling_us", "idle_elsewhere_us")
     )  # fmt: skip
-    late_us = max(0.0, float(np.nan_to_num(cost.us("gaps"))) - sum(others)) + lead_us - data_us
-    are_told = np.nan_to_num(cost.us("copy")) >= MIN_SAVED_FRAC * cost.step_us
+    late_us = max(0.0, float(np.nan_to_num(basis.cost.us("gaps"))) - sum(others)) + lead_us - data_us
+    are_told = basis.is_long(np.nan_to_num(basis.cost.us("copy")))
     return us if are_told and us >= MIN_BESIDE_COPIES_FRAC * late_us else 0.0
 
 
@@ -298,7 +290,7 @@ def idle_of_late_rank(run: Run, late: Saving, unit: str) -> list[Saving]:
     rank = late.late_ranks[0]
     windows, rows = (frame[frame["rank"] == rank] for frame in (window_rows(run), kernel_rows(run)))
     cost = step_cost(run, rank=rank)
-    savings = idle_savings(run, windows, rows, cost, float(cost.steps or len(windows)), unit)
+    savings = idle_savings(run, windows, rows, Basis(cost, float(cost.steps or len(windows)), unit, rates=None))
     return [
         replace(
             saving,
@@ -321,7 +313,7 @@ def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
 
 
 def alone_loading_us(windows: pd.DataFrame) -> float:
-    """Time in which a device only communicates while its own host stays in a call, as in the first launch of a kernel:
+    """Time in which a device only communicates while its own host stays in a call, as in a first launch of a kernel:
     without the communication it would be idle."""
     return float(windows["alone_loading_us"].fillna(0.0).sum())
 
@@ -334,32 +326,36 @@ MIN_OF_ONE_RATIO = 1.5
 """A rank whose work waits that many times as long as that of the mean rank is named, with its own time."""
 
 
-def _held(windows: pd.DataFrame, wait_us: float, cost: StepCost, unit: str) -> tuple[str, float, str]:
+def _held(windows: pd.DataFrame, wait_us: float, basis: Basis) -> tuple[str, float, str]:
     """The GPU of which work waits, for how long per step, and that as a share of its step: that of one rank if it is
     far above the mean."""
     ranks = windows.groupby("rank")
     us = ranks["idle_wait_us"].sum() / ranks["steps"].sum().where(lambda steps: steps > 0, ranks.size())
     if len(us) < 2 or us.max() < MIN_OF_ONE_RATIO * wait_us:
-        return "The GPU", wait_us, f"{step_share(wait_us, cost)} of the {unit}"
+        return "The GPU", wait_us, basis.taken(wait_us)
     own = windows[windows["rank"] == us.idxmax()]
     share = float(own["idle_wait_us"].sum() / own["wall_us"].sum())
-    return f"Rank {us.idxmax():.0f}'s GPU", min(float(us.max()), cost.step_us), f"{100 * share:.0f} % of its {unit}"
+    return (
+        f"Rank {us.idxmax():.0f}'s GPU",
+        min(float(us.max()), basis.cost.step_us),
+        f"{100 * share:.0f} % of its {basis.unit}",
+    )
 
 
-def _host_op(run: Run, windows: pd.DataFrame, cost: StepCost, steps: float) -> tuple[str, str]:
+def _host_op(run: Run, windows: pd.DataFrame, basis: Basis) -> tuple[str, str]:
     """The operator in which the host spends most of the time in which it should launch, or the Python function if that
     is longer, and that as part of a sentence; empty if it is not much of the step."""
     column = _host_column(windows)
-    op, in_op = _longest_of(windows, column, cost, steps)
+    op, in_op = _longest_of(windows, column, basis)
     return op, in_op if column == "host_function" else f"{in_op}{_in_first(run, windows, column, op)}"
 
 
-def _place(windows: pd.DataFrame, host_us: float, cost: StepCost, steps: float) -> str:
+def _place(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
     """The part of the sentence on the Python function, or else the range that the program marks, with most of the time
     in which the host launches too late; empty where none has half of it."""
     for column in ("host_function", "host_range"):
-        if longest_named(windows, column)[1] >= MIN_OF_PLACE_FRAC * host_us * steps > 0:
-            return _longest_of(windows, column, cost, steps)[1]
+        if longest_named(windows, column)[1] >= MIN_OF_PLACE_FRAC * host_us * basis.steps > 0:
+            return _longest_of(windows, column, basis)[1]
     return ""
 
 
@@ -379,16 +375,14 @@ def _in_first(run: Run, windows: pd.DataFrame, column: str, op: str) -> str:
     return f" (nearly all in its {calls.which})" if calls is not None else ""
 
 
-def _in_calls(
-    run: Run, windows: pd.DataFrame, kind: str, calls: str, call_us: float, cost: StepCost, steps: float
-) -> str:
+def _in_calls(run: Run, windows: pd.DataFrame, kind: str, calls: str, call_us: float, basis: Basis) -> str:
     """The part of the sentence on calls into the runtime, with the operator that most of them are in, and the operator
     in which the host is longest beside them."""
     sentence = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})"
     calling, its_us = longest_named(windows, "host_call_op")
-    if calling and its_us / steps >= MOST_OF_CALLS_FRAC * call_us:
-        sentence += f"{'' if its_us / steps >= NEARLY_ALL_FRAC * call_us else ', most'} in {calling}"
-    op, in_op = _longest_of(windows, "host_rest_op", cost, steps, "beside these calls")
+    if calling and its_us / basis.steps >= MOST_OF_CALLS_FRAC * call_us:
+        sentence += f"{'' if its_us / basis.steps >= NEARLY_ALL_FRAC * call_us else ', most'} in {calling}"
+    op, in_op = _longest_of(windows, "host_rest_op", basis, "beside these calls")
     return f"{sentence}{in_op}{_in_first(run, windows, 'host_rest_op', op)}"
 
 
@@ -396,21 +390,21 @@ MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC = 0.5, 0.95
 """Shares of the time of calls from which the operator that they are in is named, and from which all of them are."""
 
 
-def _outside(windows: pd.DataFrame, host_us: float, cost: StepCost, steps: float) -> str:
+def _outside(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
     """The part of the sentence on the time in which the host is in no operator; empty if it is little."""
-    us = float(windows["host_outside_us"].fillna(0.0).sum()) / steps
-    if us < max(MIN_OUTSIDE_FRAC * host_us, MIN_SAVED_FRAC * cost.step_us):
+    us = basis.each_us(windows["host_outside_us"].fillna(0.0))
+    if us < max(MIN_OUTSIDE_FRAC * host_us, MIN_SAVED_FRAC * basis.cost.step_us):
         return ""
     return f", {number(us / 1e3, 'ms')} of it in no operator"
 
 
-def _before(windows: pd.DataFrame, op: str, steps: float) -> str:
+def _before(windows: pd.DataFrame, op: str, basis: Basis) -> str:
     """The kernel whose late launch ends most of the longer gaps, as part of a sentence, where the operator says no more
     than that the host is in compiled code; else empty."""
     kernel, us = longest_named(windows, "host_kernel")
     if not is_compiled_code(op) or us < MIN_BEFORE_FRAC * longest_named(windows, "host_op")[1]:
         return ""
-    return f", {number(us / steps / 1e3, 'ms')} of it before {kernel_in_words(kernel)}"
+    return f", {number(us / basis.steps / 1e3, 'ms')} of it before {kernel_in_words(kernel)}"
 
 
 MIN_BEFORE_FRAC = 0.5
@@ -419,15 +413,13 @@ MIN_OUTSIDE_FRAC = 0.2
 """Share of the time in which the host launches too late from which the part in no operator is told."""
 
 
-def _longest_of(
-    windows: pd.DataFrame, column: str, cost: StepCost, steps: float, part: str = "of it"
-) -> tuple[str, str]:
+def _longest_of(windows: pd.DataFrame, column: str, basis: Basis, part: str = "of it") -> tuple[str, str]:
     """The value of a column of names with most of its time, and that as part of a sentence; empty if it is not much of
     the step. `part`: of which time it is."""
     name, us = longest_named(windows, column)
-    if us / steps < MIN_SAVED_FRAC * cost.step_us:
+    if us / basis.steps < MIN_SAVED_FRAC * basis.cost.step_us:
         return "", ""
-    return name, f", {number(us / steps / 1e3, 'ms')} {part} in {name}"
+    return name, f", {number(us / basis.steps / 1e3, 'ms')} {part} in {name}"
 
 
 def _syncing(windows: pd.DataFrame, column: str, whole_us: float) -> tuple[str, str]:
@@ -460,10 +452,10 @@ CALLS = {
 """What the host does in calls into the device's runtime, by their kind."""
 
 
-def _host_calls(windows: pd.DataFrame, steps: float) -> tuple[str, str, float]:
+def _host_calls(windows: pd.DataFrame, basis: Basis) -> tuple[str, str, float]:
     """The kind of runtime calls in which the host spends most of the time in which it should launch, the names of the
     longest of them, and their time per step in microseconds."""
-    us = windows[windows["host_call_kind"] != ""].groupby("host_call_kind")["host_call_us"].sum() / steps
+    us = windows[windows["host_call_kind"] != ""].groupby("host_call_kind")["host_call_us"].sum() / basis.steps
     if us.empty:
         return "", "", 0.0
     kind = str(us.idxmax())
@@ -471,11 +463,11 @@ def _host_calls(windows: pd.DataFrame, steps: float) -> tuple[str, str, float]:
     return kind, str(longest["host_call"]), float(us.max())
 
 
-def _when(us: float, lead_us: float, cost: StepCost, unit: str) -> str:
+def _when(us: float, lead_us: float, basis: Basis) -> str:
     """`28 % of the step and 1.61 ms before its first kernel`."""
-    if lead_us < MIN_SAVED_FRAC * cost.step_us:
-        return f"{step_share(us, cost)} of the {unit}"
+    if not basis.is_long(lead_us):
+        return basis.taken(us)
     before = number(lead_us / 1e3, "ms")
-    if us < MIN_SAVED_FRAC * cost.step_us:
-        return f"{before} before the first kernel of the {unit}"
-    return f"{step_share(us, cost)} of the {unit} and {before} before its first kernel"
+    if not basis.is_long(us):
+        return f"{before} before the first kernel of the {basis.unit}"
+    return f"{basis.taken(us)} and {before} before its first kernel"

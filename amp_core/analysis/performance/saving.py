@@ -11,12 +11,40 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.step_cost import StepCost
+from amp_core.hardware.data_sheets import Rates
 from amp_core.text.formatting import number
 
 MIN_SAVED_FRAC = 0.05
 """Smaller savings are not reported."""
+MIN_KERNEL_US = 1e-3
+"""Less is no kernel time: a trace may hold copies alone."""
 MIN_INSIDE_FRAC = 0.01
 """Share of a saving from which its part within the step is told beside one before it, and the other way round."""
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What the savings of a trace are reckoned from."""
+
+    cost: StepCost
+    steps: float
+    """Profiled steps, of all ranks; windows where no steps are known."""
+    unit: str
+    """What there is one of for each of `steps`: `step` or `profiled window`."""
+    rates: Rates | None
+    """The data sheet's; None where it is not listed."""
+
+    def each_us(self, us: "pd.Series[float]") -> float:
+        """The sum of microseconds, or of counts, per step."""
+        return float(us.sum()) / self.steps
+
+    def taken(self, us: float) -> str:
+        """`28 % of the step`: microseconds per step in words."""
+        return f"{step_share(us, self.cost)} of the {self.unit}"
+
+    def is_long(self, us: float) -> bool:
+        """Whether so many microseconds per step would be reported as a saving."""
+        return us >= MIN_SAVED_FRAC * self.cost.step_us
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
     without_ranges,
 )
+from amp_core.analysis.performance.memory_savings import CASTS_BETWEEN
+from amp_core.analysis.performance.product_savings import MEMORY_BOUNDS
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
-from amp_core.analysis.performance.savings import CASTS_BETWEEN, MEMORY_BOUNDS, possible_savings
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
