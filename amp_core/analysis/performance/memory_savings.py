@@ -1,0 +1,157 @@
+"""What kernels that memory bounds could save per step of a trace: fused, in the layout that is read, or left out.
+
+    >>> [saving.code for saving in memory_savings(rows, basis)]
+    ['memory-bound-kernels', 'unfused-optimizer', 'layout-transposes', 'layout-copies']
+
+Memory-bound kernels, one per operator, are assumed to fuse to half their time (`FUSED_FRAC`): each value is then read
+and written once instead of twice.
+"""
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attention_in_steps
+from amp_core.analysis.performance.layouts import layout_copies, layout_rows
+from amp_core.analysis.performance.memory_rate import far_below_memory
+from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others, step_share
+
+FUSED_FRAC = 0.5
+CASTS_BETWEEN = "casts between products"
+MIN_OF_SCORES_FRAC = 0.1
+"""Share of other kernels in those on the scores of attention from which they are told beside the softmax."""
+MIN_LONE_FRAC = 0.02
+"""Share of the step from which casts that nothing is fused with are told."""
+MIN_FUSED_KERNELS = 1.5
+"""Kernels per step below which there is no other to fuse one with."""
+MAX_FLOOR_US, FUSED_KERNELS = 3.0, 2
+"""Kernels of that mean length take no longer than one that does nothing, and kernels of a fused optimizer's step."""
+_PLAIN_SGD = "BinaryOpListAlphaFunctor"
+"""In the name of the kernel that adds each gradient, times the rate, to its parameter: that alone is a fused step."""
+_POOLS = r"(?i)pool"
+"""In the names of kernels and operators that pool: none of the kinds that the sentence names."""
+SCATTERS = r"::_?index_(?:put|add|copy)|(?<!reduce_)scatter|embedding_dense_backward"
+"""In the names of operators that write to places that a tensor gives: random access bounds them, and no pass over
+memory is saved."""
+_AT_RANDOM = r"::(?:normal|uniform|random|exponential|cauchy|log_normal|geometric)_?$"
+"""Operators that fill tensors at random: their time goes to computing, and what reads them comes later."""
+_GENERATORS = "distribution_(?:elementwise|nullary)"
+"""In the names of the kernels that do so."""
+_ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
+"""In the names of kernels that torch launches for one operator; captured graphs record no operator."""
+
+
+def memory_savings(rows: pd.DataFrame, basis: Basis) -> list[Saving]:
+    """The savings of kernels that memory bounds. `rows` of `kernels` count work that runs beside other work once."""
+    # Other libraries' kernels already do several operators' work.
+    by_torch = rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
+    by_torch &= ~rows["name"].str.contains("triton", regex=False)
+    is_slow = far_below_memory(rows, basis.rates.gb_per_s if basis.rates else None)
+    return [
+        _unfused(rows, by_torch & ~is_slow, basis),
+        _optimizer(rows[by_torch], basis),
+        _layouts(rows, basis),
+        _layout_copies(rows, basis),
+    ]
+
+
+def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Kernels of an optimizer among rows of `kernels`, without those of fused ones."""
+    stepping = (rows["phase"] == "optimizer") | (rows["category"] == "optimizer")
+    stepping &= ~rows["top_op"].isin(ZEROING)
+    fused = rows["op"].str.contains("_fused_", regex=False) | rows["name"].str.contains("triton", regex=False)
+    return rows[stepping & ~fused]
+
+
+def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
+    """The operators, with those in place named as the others: `aten::add_` as `aten::add`, where both occur."""
+    plain = ops.str.removesuffix("_")
+    return ops.where(~plain.isin(set(ops)), plain)
+
+
+def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
+    """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
+    bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
+    bound = bound[bound["phase"] != "optimizer"]
+    others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
+    others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
+    bound = bound[~others_work]
+    in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
+    bound = bound.assign(op=_without_twins(bound["op"]))
+    apart = ""
+    if basis.is_long(np.nan_to_num(basis.cost.us("communication"))):
+        # Where communication takes long alone, it outlasts what runs beside it.
+        bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
+        apart = " beside no collective" if float(bound["beside_us"].fillna(0.0).sum()) else ""
+    if float(rows["count"].sum()) < MIN_FUSED_KERNELS * basis.steps:
+        bound = bound[:0]
+    us = basis.each_us(bound["total_us"])
+    lone_us = basis.each_us(bound["lone_us"].fillna(0.0)[bound["category"] == "cast"])
+    lone_us = lone_us if lone_us >= MIN_LONE_FRAC * basis.cost.step_us else 0.0
+    # Fused attention keeps the scores on the chip: neither its softmax nor what scales, masks or casts them remains.
+    softmax_us = bound["total_us"].where(bound["op"] == SOFTMAX, 0.0)
+    in_steps_us = softmax_us.clip(lower=bound["total_us"].clip(upper=bound["scores_us"].fillna(0.0)))
+    is_in_steps = has_attention_in_steps(rows)
+    in_steps = basis.each_us(in_steps_us) if is_in_steps else 0.0
+    beside_us = in_steps - basis.each_us(softmax_us)
+    longest = longest_name(bound, "op")
+    its_us = basis.each_us(bound["total_us"][bound["op"] == longest])
+    both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
+    alone = f", {both} alone {step_share(its_us, basis.cost)}" if longest and others(bound, "op") else ""
+    why = "fusing them halves their memory traffic"
+    if lone_us:
+        share = basis.taken(lone_us)
+        why = f"fusing halves the memory traffic, and {CASTS_BETWEEN}, {share}, vanish where tensors have their type"
+    without = ", and fused attention needs no softmax" if in_steps else ""
+    if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
+        without += ", nor the other kernels on its scores"
+    return Saving(
+        "memory-bound-kernels",
+        FUSED_FRAC * (us - in_steps - lone_us) + in_steps + lone_us,
+        basis.cost.step_us,
+        f"Unfused norms, elementwise kernels, casts and reductions take {basis.taken(us)}{apart}"
+        f"{alone}; {why}{without}",
+        SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
+        others=others(bound, "op" if longest else "name"),
+    )
+
+
+def _layouts(rows: pd.DataFrame, basis: Basis) -> Saving:
+    """What convolutions save whose inputs have the layout that their kernels compute in."""
+    turned = layout_rows(rows)
+    us = basis.each_us(turned["total_us"])
+    return Saving(
+        "layout-transposes",
+        us,
+        basis.cost.step_us,
+        f"Layout conversions for convolutions take {basis.taken(us)}",
+        longest_name(turned, "op") or "convolutions",
+        others=others(turned, "op"),
+    )
+
+
+def _layout_copies(rows: pd.DataFrame, basis: Basis) -> Saving:
+    """What tensors save that have the layout in which they are read."""
+    copies = layout_copies(rows)
+    us = basis.each_us(copies["total_us"])
+    op = longest_name(copies, "top_op")
+    what = f"Copies into another layout take {basis.taken(us)}, most in {op}"
+    return Saving("layout-copies", us, basis.cost.step_us, what, op or "aten::contiguous")
+
+
+def _optimizer(rows: pd.DataFrame, basis: Basis) -> Saving:
+    """What fusing saves of the optimizer's rows."""
+    stepping = unfused_optimizer_rows(rows)
+    us, each = (basis.each_us(stepping[name]) for name in ("total_us", "count"))
+    if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
+        us = 0.0
+    saved_us = FUSED_FRAC * us
+    if each > FUSED_KERNELS and us <= MAX_FLOOR_US * each:  # as long as any kernel: fewer are shorter by their number
+        saved_us = us * (1 - FUSED_KERNELS / each)
+    return Saving(
+        "unfused-optimizer",
+        saved_us,
+        basis.cost.step_us,
+        f"The optimizer takes {basis.taken(us)} in {each:,.0f} kernels",
+        longest_name(stepping, "op") or "optimizer",
+        others=others(stepping, "op"),
+    )

@@ -1,0 +1,205 @@
+"""What products of matrices could save per step of a trace: in 16 bits, or at a good share of the peak rate.
+
+    >>> [saving.code for saving in product_savings(run, rows, basis, has_tensor_cores=True)]
+    ['fp32-products', 'slow-products']
+
+Products in FP32 gain the ratio of the data sheet's dense rates, as far as memory allows; products on tensor cores gain
+the distance to `GOOD_PEAK_FRAC` of that rate, or to the time that memory needs.
+"""
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
+from amp_core.analysis.performance.kernels import MatrixKinds, is_matrix, matrix_kinds
+from amp_core.analysis.performance.roofline import in_16_bits
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, Saving, longest_name, others
+from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product
+from amp_core.analysis.performance.step_cost import MATRIX_PARTS
+from amp_core.formats import memory_bits_of
+from amp_core.hardware.data_sheets import Rates
+from amp_core.hardware.gpus import core_names
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+
+GOOD_PEAK_FRAC = 0.6
+"""Share of the dense rate that large, well-shaped products reach on current GPUs (cuBLAS: 60 to 75 %)."""
+SLOW_PEAK_FRAC = 0.3
+"""Products below this share of the dense rate are slow."""
+UNKNOWN_RATIO = 2.0
+"""Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
+
+
+def product_savings(run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool) -> list[Saving]:
+    """The savings of products. `rows` of `kernels` count work that runs beside other work once."""
+    narrower = _narrower(_without_stalls(rows), basis) if has_tensor_cores else None
+    return [one for one in (narrower, _slow(run, basis)) if one is not None]
+
+
+MIN_STALL_RATIO = 20.0
+"""A launch that takes that many times as long as the others of its kernel on the same sizes did something else, such as
+wait for a module to be loaded."""
+
+
+def _without_stalls(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a launch that takes far longer than the others of its kernel on the same sizes, and longer than all
+    of them, taken for one of these: faster arithmetic does not shorten it."""
+    kernels = rows.groupby(["name", "in_shapes"])
+    longest_us = kernels["longest_us"].transform("max")
+    others_us = kernels["total_us"].transform("sum") - longest_us
+    usual_us = others_us / (kernels["count"].transform("sum") - 1).clip(lower=1.0)
+    stalled = (longest_us > others_us) & (longest_us > MIN_STALL_RATIO * usual_us) & (others_us > 0)
+    stalled &= rows["in_shapes"] != ""
+    at = stalled & (rows["longest_us"] == longest_us)
+    return rows.assign(total_us=rows["total_us"].mask(at, rows["total_us"] - longest_us + usual_us))
+
+
+def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
+    """What 16 bits save of products in FP32 and TF32; None on a device whose rates and settings are not known."""
+    rates = basis.rates
+    matrix = rows[is_matrix(rows) & ~rows["name"].str.contains(_RECURRENCES)]
+    fp32 = matrix[(matrix["precision"] == "fp32") & ~matrix["name"].str.contains("gemv", regex=False)]
+    tf32 = matrix[matrix["precision"] == "tf32"]
+    slow_us, tf32_us = basis.each_us(fp32["total_us"]), basis.each_us(tf32["total_us"])
+    if not matrix["device"].str.startswith("cuda").all():
+        return None
+    ratio, tf32_ratio = (
+        _mean_ratio(of, in_16_bits(of, tflops, rates), rates.half / tflops) if rates and tflops else UNKNOWN_RATIO
+        for of, tflops in ((fp32, rates and rates.fp32), (tf32, rates and rates.tf32))
+    )
+    parts = [
+        (_kinds(of), f"{basis.taken(us)} in {name}")
+        for of, us, name in ((fp32, slow_us, "FP32"), (tf32, tf32_us, "TF32"))
+        if us > 0
+    ]
+    win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
+    times = f"{number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
+    gain = f"by the data sheet, 16 bits are {times}" if rates else f"16 bits are assumed to be {times}"
+    if rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us:
+        gain += f", since {MEMORY_BOUNDS}"
+    longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
+    wide = pd.concat([fp32, tf32])
+    if len(parts) == 2 and parts[0][0].subject != parts[1][0].subject:
+        (one, in_fp32), (other, in_tf32) = parts
+        taken = f"{one.subject} {one.verb} {in_fp32}, and {other.text} {in_tf32}"
+    else:
+        kinds = _kinds(wide)
+        taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
+    what = f"{taken}; {gain}"
+    return Saving("fp32-products", win, basis.cost.step_us, what, longest, others=others(wide, "name"))
+
+
+MEMORY_BOUNDS = "memory bounds most of these products"
+MAX_BOUND_FRAC = 0.5
+"""Of the ratio of the data sheet's rates, what products gain below which memory bounds most of them."""
+
+
+MIN_FULL_FRAC = 0.9
+"""The same from which they are told to gain all of it."""
+
+
+def _mean_ratio(rows: pd.DataFrame, ratios: "pd.Series[float]", most: float) -> float:
+    """How many times as fast all rows together are, of `most` by the rates of arithmetic alone."""
+    us = float((rows["total_us"] / ratios).sum())
+    ratio = float(rows["total_us"].sum()) / us if us > 0 else most
+    return most if ratio >= MIN_FULL_FRAC * most else ratio
+
+
+_RECURRENCES = "RNN_block|persistRNN"
+"""In the names of cuDNN's kernels that run a whole recurrent layer, whose steps wait for one another: 16 bits hardly
+make them faster, and whether their products run on tensor cores is unknown."""
+
+
+def _kinds(rows: pd.DataFrame) -> MatrixKinds:
+    return matrix_kinds(rows["total_us"], rows["category"] == "attention")
+
+
+def _slow(run: Run, basis: Basis) -> Saving | None:
+    """What slow products save: the larger of what they would at a good share of the peak and at the rate of smaller
+    ones."""
+    ops = matrix_ops(run)
+    lower = slower_product(ops)
+    found = [_far_below(run, ops, basis, basis.rates)] if basis.rates is not None else []
+    found += [_lower_rate(lower, basis)] if lower is not None else []
+    return max((one for one in found if one is not None), key=lambda one: one.saved_us, default=None)
+
+
+def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Saving | None:
+    """What products far below the peak would save at a good share of it; None if there are none."""
+    ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
+    if ops.empty:
+        return None
+    best = [_possible_us(row, rates) for row in ops.to_dict("records")]
+    wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
+    worst = ops.loc[wins.idxmax()]
+    # Products on several streams at a time take no longer together than their part of the step.
+    of_step = min(1.0, float(basis.cost.us(*MATRIX_PARTS)) / max(basis.each_us(ops["total_us"]), MIN_KERNEL_US))
+    total = basis.each_us(ops["total_us"]) * of_step
+    kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
+    cores, _ = core_names(basis.cost.device_name)
+    best_us = best[ops.index.get_loc(wins.idxmax())]
+    reach = float(worst["of_peak_frac"] * worst["total_us"] / best_us)
+    # With little work per byte, moving the matrices once takes longer than the products.
+    allowed = f", where memory allows {percent(reach)}" if reach < SLOW_PEAK_FRAC else ""
+    what = (
+        f"{kinds.subject} below {percent(SLOW_PEAK_FRAC)} of the peak of the {cores} {kinds.verb} "
+        f"{basis.taken(total)}, {worst['op']} ({worst['sizes']}) runs at "
+        f"{percent(worst['of_peak_frac'])}{allowed}"
+    )
+    saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
+    saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), str(worst["padded"]))
+    blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
+    return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))
+
+
+def _lower_rate(lower: SlowerProduct, basis: Basis) -> Saving:
+    """What a product would save at the rate that smaller ones of the same trace reach."""
+    what = (
+        f"{lower.op} ({lower.sizes}) takes {basis.taken(lower.us / basis.steps)} at "
+        f"{lower.flops_per_s / 1e12:.3g} TFLOP/s, where smaller products reach {lower.others_per_s / 1e12:.3g} TFLOP/s"
+    )
+    each_us = (lower.us - lower.won_us) / max(1.0, lower.calls)
+    return Saving("slow-products", lower.won_us / basis.steps, basis.cost.step_us, what, lower.op, ideal_us=each_us)
+
+
+ATTENTION_TILE = 128
+"""Queries of a head for which one block of a kernel of attention computes (FlashAttention: 64 to 128)."""
+
+
+def _blocks_per_sm(run: Run, row: Mapping[Hashable, Any]) -> float | None:
+    """Blocks per multiprocessor of the kernels of a row of `matrix_ops`, the mean over their time: as recorded, or for
+    attention from the input shapes; None if neither is known."""
+    frame = run.timeline
+    frame = frame[(frame["name"] == row["kernel"]) & (frame["op"] == row["op"]) & frame["blocks_per_sm"].notna()]
+    us = frame["total_us"].astype(float)
+    if us.sum() > 0:
+        return float((frame["blocks_per_sm"].astype(float) * us).sum() / us.sum())
+    made = product(str(row["op"]), str(row["in_shapes"]))
+    gpus = run.head.environment.get("gpus")
+    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
+    multiprocessors = first.get("multiprocessors")
+    if made is None or made.kind != "attention" or not made.queries or not isinstance(multiprocessors, int):
+        return None
+    return made.batch * -(-made.queries // ATTENTION_TILE) / multiprocessors if multiprocessors > 0 else None
+
+
+def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
+    """Time that the products of a row need at a good share of the rate, or to move their matrices once."""
+    us, share = float(str(row["total_us"])), float(str(row["of_peak_frac"]))
+    made = product(str(row["op"]), str(row["in_shapes"]))
+    bytes_moved = 0.0
+    bits = memory_bits_of(str(row["precision"])) or 16
+    if made is not None and made.kind == "gemm":
+        m, n, k = (made.sizes[name] for name in "MNK")
+        bytes_moved = (m * k + k * n + m * n) * made.batch * float(str(row["count"])) * bits / 8
+    elif made is not None:  # the output of attention is as large as its first input; that of others is not recorded
+        sizes = [math.prod(shape) for shape in tensor_shapes(str(row["in_shapes"]))]
+        elements = sum(sizes) + (sizes[0] if made.kind == "attention" else 0)
+        bytes_moved = elements * float(str(row["count"])) * bits / 8
+    return max(us * share / GOOD_PEAK_FRAC, bytes_moved / (rates.gb_per_s * 1e3))
