@@ -14,10 +14,12 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import TORCH_COMPILE, longest_calls, outside_operators
+from amp_core.traces.host_spans import outside_operators
 from amp_core.traces.link import DATA, OPTIMIZER, Host
+from amp_core.traces.loading import marked_time
+from amp_core.traces.long_calls import TORCH_COMPILE, longest_calls
 from amp_core.traces.operators import is_compiled_code, is_range
-from amp_core.traces.window_rows import marked_time, waiting_calls
+from amp_core.traces.waits import waiting_calls
 
 MIN_HOST_FRAC = 0.2
 """Share of the time from which the longest part is named."""

@@ -17,11 +17,10 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.idle_causes import (
+from amp_core.traces.host_spans import (
     NO_OPERATOR,
     innermost_op,
     longest_call,
-    longest_calls,
     longest_function,
     longest_op,
     outside_operators,
@@ -30,7 +29,9 @@ from amp_core.traces.idle_causes import (
 from amp_core.traces.kernel_rows import Window
 from amp_core.traces.link import DATA, Host
 from amp_core.traces.loader_workers import WITH_WORKERS
-from amp_core.traces.window_rows import first_batch, is_wait, marked_time, waiting_calls
+from amp_core.traces.loading import first_batch, marked_time
+from amp_core.traces.long_calls import longest_calls
+from amp_core.traces.waits import is_wait, waiting_calls
 
 PROFILER = "the profiler's own work"
 """What is said where the profiler itself keeps the host busy, as with its buffers."""

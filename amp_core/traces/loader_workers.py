@@ -15,7 +15,7 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.link import Host
-from amp_core.traces.window_rows import MAX_LATER_FRAC
+from amp_core.traces.loading import MAX_LATER_FRAC
 
 WITH_WORKERS = re.compile(r"enumerate\(DataLoader\)#_MultiProcessing")
 """The mark of an iterator that has workers."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_core.traces import intervals as times
 from amp_core.traces.events import MARK, TraceEvents
-from amp_core.traces.idle_causes import of_program
+from amp_core.traces.host_spans import of_program
 
 MIN_WITHIN_FRAC = 0.5
 """Share of the waiting that a range contains before it is told; of several, the shortest is."""

@@ -67,7 +67,8 @@ from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import is_thinned
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.unequal_products import UnequalProducts, unequal_products
-from amp_core.traces.window_rows import most_frequent_wait, window_rows
+from amp_core.traces.waits import most_frequent_wait
+from amp_core.traces.window_rows import window_rows
 
 MIN_RECORDS_PER_OPERATOR = 1.5
 """Calls that record an event, per operator and range, from which each of these has a pair of them."""

@@ -12,11 +12,11 @@ from amp_core.hardware.kernel_names import GEMM_CATEGORIES
 from amp_core.traces import intervals as times
 from amp_core.traces.device_times import DeviceClock, StepTimes
 from amp_core.traces.events import OP, TraceEvents
-from amp_core.traces.idle_causes import profiling_us
+from amp_core.traces.host_spans import profiling_us
 from amp_core.traces.kernel_rows import Rows, Window, parse_types, text_at
 from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, PHASES, WATCH, Host, Ints
+from amp_core.traces.loading import marked_time
 from amp_core.traces.operators import operator_category
-from amp_core.traces.window_rows import marked_time
 
 
 def step_rows(events: TraceEvents, host: Host, step_times: Sequence[StepTimes], clock: DeviceClock) -> Rows:

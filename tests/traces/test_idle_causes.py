@@ -8,7 +8,7 @@ from amp_core.analysis import step_cost
 from amp_core.analysis.performance.saving import Saving
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
-from amp_core.traces.window_rows import is_wait
+from amp_core.traces.waits import is_wait
 from tests.traces import made
 from tests.traces.made import Made, products, read, run_of, write
 

@@ -22,7 +22,7 @@ from amp_core.analysis.performance.kernels import window_rows
 from amp_core.formats import element_bytes
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, size
-from amp_core.traces.window_rows import MIN_LOADING_FRAC
+from amp_core.traces.idle_columns import MIN_LOADING_FRAC
 
 SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """Collectives that no rank leaves before the last one has entered."""

@@ -1,0 +1,196 @@
+"""The columns of `windows` that tell why a device was idle, and what the host did then.
+
+>>> idle_columns(trace, selected, spans, lead, times.NONE, times.NONE, few=8, alone=True)["idle_sync_us"]
+90.0
+"""
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from amp_core.traces import intervals as times
+from amp_core.traces.collect import LONG_CALL_US
+from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, longest_in
+from amp_core.traces.host_spans import longest_function, longest_op, outside_operators, profiling_us
+from amp_core.traces.idle_causes import DISPATCH_US, IdleCauses, idle_causes, long_launches
+from amp_core.traces.link import EVALUATE, Host
+from amp_core.traces.long_calls import longest_calls
+from amp_core.traces.own_ranges import range_of
+from amp_core.traces.passes import filling_passes
+from amp_core.traces.replay import Replay, reach_frac
+
+MIN_LOADING_FRAC = 0.5
+"""Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
+
+
+def idle_columns(
+    trace: LinkedTrace,
+    selected: npt.NDArray[np.bool_],
+    spans: DeviceSpans,
+    lead: times.Intervals,
+    first_loads: times.Intervals,
+    elsewhere: times.Intervals,
+    few: int,
+    *,
+    alone: bool,
+) -> dict[str, Any]:
+    """Why the device was idle, and what the host did then. `elsewhere`: when other devices of the process work, which
+    the step waits for. `alone`: nothing in the trace holds its work up."""
+    events, host, linked = trace.events, trace.host, trace.linked
+    long = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
+    replay = Replay.of(
+        linked.start_us[selected],
+        linked.end_us[selected],
+        linked.launched_us[selected],
+        linked.returned_us[selected],
+        linked.stream[selected],
+        (trace.call_start[long], trace.call_end[long]),
+    )
+    explain = functools.partial(
+        idle_causes,
+        starts=linked.start_us[selected],
+        launched=linked.launched_us[selected],
+        returned=linked.returned_us[selected],
+        in_graph=linked.in_graph[selected],
+        wait_starts=trace.call_start[trace.waits],
+        wait_ends=trace.call_end[trace.waits],
+        few=few,
+        replay=replay,
+    )
+    own_idle = times.without(spans.idle, spans.data)
+    idle = times.without(own_idle, elsewhere)
+    causes, filling_us = explain(idle), 0.0
+    filling = times.NONE if host.steps else filling_passes(linked, selected, causes.late)
+    if len(filling[0]):
+        kept = times.overlap_of_each(*idle, times.intersection(causes.late, filling)) <= 0
+        filling_us = times.total(idle) - times.total((idle[0][kept], idle[1][kept]))
+        causes = explain((idle[0][kept], idle[1][kept]))
+    late, unfed = times.merged(causes.late, lead), times.intersection(spans.idle, spans.data)
+    loading = _loading_alone(trace, selected, spans)
+    held = times.merged(late, loading)
+    in_calls = longest_calls(events, trace.waits, held)
+    calling = in_calls.spans if in_calls else times.NONE
+    rest = times.without(late, calling)
+    longest = {
+        "host_op": longest_op(events, host, late),
+        "host_function": longest_function(events, host, late),
+        "data_function": longest_function(events, host, times.merged(unfed, first_loads)),
+        "host_call_op": _op_of_calls(trace, calling),
+        "host_rest_op": longest_op(events, host, rest),
+        "host_range": range_of(events, late, spans.low, spans.high),
+        "longer_function": longest_function(events, host, causes.host),
+    }
+    longest["host_kernel"] = _longest_before(trace, selected, causes)
+    after_us, held_us = np.zeros((2, len(trace.waits)))
+    after_us[trace.waits] = causes.after_wait_us
+    if len(causes.held[0]):
+        held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
+    longest |= {"idle_sync_op": longest_in(trace, after_us), "idle_wait_op": longest_in(trace, held_us)}
+    is_idle = times.total(spans.idle) >= MIN_IDLE_FRAC * (spans.high - spans.low)
+    columns: dict[str, Any] = {}
+    for column, (name, us) in longest.items():
+        columns |= {column: name, f"{column}_us": us}
+    return columns | {
+        "idle_sync_us": causes.sync_us,
+        "idle_syncs": int(((after_us > 0) & ~trace.repeated).sum()),
+        "idle_profiling_us": profiling_us(events, held),
+        "idle_wait_us": causes.wait_us,
+        "idle_wait_lost_us": causes.lost_us,
+        "idle_latency_us": causes.latency_us,
+        "idle_filling_us": filling_us,
+        "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
+        "idle_graph_us": causes.graph_us,
+        "idle_dispatch_us": causes.dispatch_us,
+        "idle_elsewhere_us": times.overlap(own_idle, elsewhere),
+        "idle_copy_us": _beside_copies_us(trace, selected, spans, late),
+        "longer_gap_steps": _steps_with(host, causes.host, spans),
+        "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
+        "lead_outside_us": times.total(outside_operators(events, host, lead)),
+        "idle_between_waits_us": causes.between_waits[0],
+        "launches_between_waits": causes.between_waits[1],
+        "host_call": in_calls.names if in_calls else None,
+        "host_call_kind": in_calls.kind if in_calls else None,
+        "host_call_us": in_calls.us if in_calls else 0.0,
+        "host_outside_us": times.total(outside_operators(events, host, rest)),
+        "alone_loading_us": times.total(loading),
+        "reach_frac": reach_frac(replay, linked.own_us[selected]) if is_idle else None,
+    }
+
+
+def _beside_copies_us(
+    trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: DeviceSpans, late: times.Intervals
+) -> float:
+    """How much of the time in which the host launches too late, in gaps up to `DISPATCH_US`, is right before a copy
+    from memory that is not pinned, or right after it: the host is in the call that copies, or was until then."""
+    pageable = np.array([_PAGEABLE.search(text) is not None for text in trace.events.texts], dtype=bool)
+    start, end = trace.linked.start_us[selected], trace.linked.end_us[selected]
+    copies = (trace.copies & pageable[trace.linked.name])[selected]
+    low, high = spans.idle
+    beside = np.isin(high, start[copies]) | np.isin(low, end[copies])
+    found = low[beside], high[beside]
+    before = (np.array([-np.inf]), np.array([spans.low])) if copies[start.argmin()] else times.NONE
+    beside_copies = times.intersection(late, times.merged(before, found))
+    us = beside_copies[1] - beside_copies[0]
+    return float(us[us < DISPATCH_US].sum())
+
+
+_PAGEABLE = re.compile(r"Pageable -> Device")
+"""In the names of copies that the host begins, from memory that is not pinned."""
+
+
+def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | None:
+    """In how many steps of the host a gap begins; None without marks of steps."""
+    starts = np.array([start for start, _, _ in host.steps])
+    if not len(starts):
+        return None
+    began = gaps[0][(gaps[0] >= spans.low) & (gaps[0] < spans.high)]
+    return len(np.unique(np.searchsorted(starts, began, side="right")))
+
+
+MIN_IDLE_FRAC = 0.1
+"""Share of a window that its device is idle from which its host may be what shorter work waits for."""
+
+
+def _op_of_calls(trace: LinkedTrace, calling: times.Intervals) -> tuple[str | None, float]:
+    """The outermost operator that makes the long calls during `calling` for the longest, on the thread of each, and how
+    long; where they are not calls of the runtime, as modules that are loaded, the operator at that time."""
+    events, host = trace.events, trace.host
+    if not len(calling[0]):
+        return None, 0.0
+    us = times.overlap_of_each(trace.call_start, trace.call_end, calling) if len(trace.call_start) else np.zeros(0)
+    us = np.where(trace.waits | (trace.call_end - trace.call_start < LONG_CALL_US), 0.0, us)
+    if us.sum() < MIN_OF_CALLS_FRAC * times.total(calling):
+        return longest_op(events, host, calling)
+    known = np.flatnonzero((us > 0) & (host.op_of_call >= 0))
+    if not len(known):
+        return None, 0.0
+    op = host.op_of_call[known]
+    top = np.where(host.top_of_span[op] >= 0, host.top_of_span[op], op)
+    of_name = np.bincount(np.asarray(events.spans.name)[top], us[known], minlength=len(events.texts))
+    longest = int(of_name.argmax())
+    return events.texts[longest].removeprefix(EVALUATE), min(float(of_name[longest]), times.total(calling))
+
+
+MIN_OF_CALLS_FRAC = 0.5
+
+
+def _longest_before(
+    trace: LinkedTrace, selected: npt.NDArray[np.bool_], causes: IdleCauses
+) -> tuple[str | None, float]:
+    """The kernel before whose launches the device is idle the longest, in the longer gaps, and how long."""
+    if not len(causes.host_before):
+        return None, 0.0
+    us = np.bincount(trace.linked.name[selected][causes.host_before], causes.host[1] - causes.host[0])
+    longest = int(us.argmax())
+    return trace.events.texts[longest], float(us[longest])
+
+
+def _loading_alone(trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: DeviceSpans) -> times.Intervals:
+    """When the device only communicates while its own host stays in a launch; none if that is little of it."""
+    linked, launching = trace.linked, selected & ~trace.copies
+    when = long_launches(*(at[launching] for at in (linked.start_us, linked.launched_us, linked.returned_us)))
+    loading = times.intersection(spans.exposed, when)
+    return loading if times.total(loading) >= MIN_LOADING_FRAC * times.total(spans.exposed) else times.NONE

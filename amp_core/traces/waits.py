@@ -1,0 +1,65 @@
+"""Calls in which the host waits for the device.
+
+>>> is_wait("cudaStreamSynchronize_v3020")
+True
+"""
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from amp_core.traces.events import TraceEvents
+from amp_core.traces.link import Host, Ints
+
+WAITING = (
+    "Synchronize",
+    "cudaMemcpy",
+    "hipMemcpy",
+    "hipMemcpyWithStream",
+    "hipMemcpyDtoH",
+    "SynchronizeStream",
+    "SynchronizeStreamWithTimeout",
+    "SynchronizeDevice",
+    "SynchronizeEvent",
+)
+"""Suffixes of the names of calls in which the host waits for the device."""
+
+
+def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
+    """Which calls into the runtime wait for the device, by their names."""
+    waiting = np.array([is_wait(text) for text in events.texts], dtype=bool)
+    return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
+
+
+def is_wait(name: str) -> bool:
+    """Whether a call of that name into the runtime waits for the device."""
+    return _VERSION.sub("", name).endswith(WAITING)
+
+
+_VERSION = re.compile(r"_(?:v\d+|ptsz)$")
+"""What the names of some of the driver's and the runtime's calls end with, as `cudaStreamSynchronize_v3020`."""
+
+
+def most_frequent_wait(events: TraceEvents) -> str:
+    """The name of the calls in which the host waits for the device most often; empty without such calls."""
+    names = np.asarray(events.calls.name)[waiting_calls(events)]
+    kinds, counts = np.unique(names, return_counts=True)
+    return events.texts[int(kinds[counts.argmax()])] if len(kinds) and (counts == counts.max()).sum() == 1 else ""
+
+
+def waits_after_copies(
+    events: TraceEvents, host: Host, waits: npt.NDArray[np.bool_], blocking: Ints
+) -> npt.NDArray[np.bool_]:
+    """Which waiting calls come right behind a copy that waited already, in the same operator: together they are one
+    synchronization."""
+    result = np.zeros(len(waits), dtype=bool)
+    if not len(waits):
+        return result
+    copies = np.zeros(len(waits), dtype=bool)
+    copies[blocking] = True
+    order = np.argsort(np.asarray(events.calls.start), kind="stable")
+    before, after = order[:-1], order[1:]
+    same_op = host.op_of_call[before] == host.op_of_call[after]
+    result[after] = copies[before] & ~waits[before] & waits[after] & same_op
+    return result
