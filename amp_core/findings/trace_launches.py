@@ -150,6 +150,8 @@ def launch_remedy(run: Run) -> Remedy | None:
     is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
+    if on_cuda and _waits_between_steps(run):
+        return _BETWEEN_STEPS
     between = _launches_between_waits(run)
     if tiny_copies(run)[0] and between is not None and between <= MAX_OF_LOOP:
         return ONE_COPY
@@ -236,6 +238,16 @@ def _launches_between_waits(run: Run) -> float | None:
     return float((us * windows["launches_between_waits"].fillna(0.0)).sum() / us.sum())
 
 
+def _waits_between_steps(run: Run) -> bool:
+    """Whether nearly all of the idle time comes before the first work of a step, in a loop that waits in each."""
+    windows, savings = window_rows(run), possible_savings(run)
+    saving = savings.of("launch-bound") if savings is not None else None
+    syncs, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "steps"))
+    return saving is not None and saving.lead_us >= MIN_LEAD_FRAC * saving.saved_us > 0 and syncs >= steps > 0
+
+
+MIN_LEAD_FRAC = 0.9
+"""Share of a saving before the first work of a step from which the rest is none of its cause."""
 MAX_OF_LOOP = 2.5
 """Launches from one wait to the next, up to which values are read in a loop that does nothing else."""
 
@@ -366,6 +378,11 @@ _WAITS = "Faster arithmetic does not help while the GPU waits."
 _WAITS_ELSEWHERE = "Faster arithmetic does not help while the device waits."
 _REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
 _GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
+_BETWEEN_STEPS = Remedy(
+    "The GPU is idle between steps: the host waits for it, and only then launches the first work of the next step. "
+    "Start that work, as the copy of the next batch, before the wait, or wait in fewer steps.",
+    FIND_WAITS,
+)
 _NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
 _RECURRENT = Remedy(

@@ -59,9 +59,10 @@ LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
 """Calls that start kernels. A copy or a wait does not indicate one: the profiler itself waits for the device."""
 _ACCELERATOR_OPS = re.compile(
     r"(?:aten::)?_?(?:cudnn_(?!is_acceptable)|miopen_|(?:flash|efficient)_attention_)|(?:nccl|hccl|xccl):|"
-    r"triton_\w+_\d+$"
+    r"triton_\w+_\d+$|\w+::\w+_(?:cuda|hip|xpu|npu|hpu)$"
 )
-"""Operators and ranges that an accelerator alone has, as those in which Inductor launches its kernels of Triton.
+"""Operators and ranges that an accelerator alone has, as those in which Inductor launches its kernels of Triton, and
+those of libraries that end with the name of one (`fbgemm::split_embedding_backward_exact_cuda`).
 Recurrent layers ask on a CPU too whether cuDNN would take them."""
 _APPLE_OPS = re.compile(r"aten::(?:linear_backward$|_?mps_|_?lstm_mps|\w+_for_mps)")
 """Operators that torch has for Apple's GPUs, whose work it does not record; nested tensors have the first one too."""

@@ -28,6 +28,8 @@ from amp_core.schema import RunError
 from amp_core.traces import lenient_json
 
 CHUNK_BYTES = 2**20
+_EVENTS = "traceEvents"
+"""The key of the events."""
 MAX_BYTES = 16 * 2**30
 """Longest trace that is read, unpacked: a profiler window of minutes. Bounds what a gzip bomb may cost."""
 MAX_VALUE_CHARS = 2**26
@@ -111,19 +113,33 @@ class TraceStream:
             if char == ",":
                 self._at += 1
                 continue
-            key = self._value("key")
-            if not isinstance(key, str) or self._next_char() != ":":
-                raise self._broken()
-            self._at += 1
-            if key == "traceEvents" and self._next_char() == "[":
-                seen = True
-                yield from self._array(last=False)
-            else:
-                self.head[key] = self._value("member")
+            try:
+                key = self._value("key") if char == '"' else None
+                if not isinstance(key, str) or self._next_char() != ":":
+                    raise self._broken()
+                self._at += 1
+                if key != _EVENTS or self._next_char() != "[":
+                    self.head[key] = self._value("member")
+                    continue
+            except RunError:  # a head that was cut by hand
+                if seen or not self._skip_to_events():
+                    raise
+                self.repaired += 1
+                continue
+            seen = True
+            yield from self._array(last=False)
         if not seen:
             raise RunError(f"{self._name} is not a profiler trace: it has no list of traceEvents")
         self._at += 1
         self._check_end()
+
+    def _skip_to_events(self) -> bool:
+        """Go on to the key of the events, whatever stands before it; False if it does not follow."""
+        while (found := self._text.find(f'"{_EVENTS}"', self._at)) < 0 and not self._ended:
+            self._at = max(self._at, len(self._text) - len(_EVENTS) - 1)
+            self._fill(CHUNK_BYTES)
+        self._at = max(self._at, found)
+        return found >= 0
 
     def _check_end(self) -> None:
         """Raise `RunError` if anything but space follows the trace, as in a file to which two traces were written."""

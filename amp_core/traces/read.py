@@ -195,8 +195,8 @@ class Trace:
         """What an import has to say of it, in words."""
         notes = []
         if self.repaired:
-            several = "value is" if self.repaired == 1 else "values are"
-            notes.append(f"{self.name}: {self.repaired:,} {several} not valid JSON; they were repaired")
+            were = "value was not valid JSON and was" if self.repaired == 1 else "values were not valid JSON and were"
+            notes.append(f"{self.name}: {self.repaired:,} {were} repaired or left out")
         if self.converted:
             notes.append(f"{self.name}: {_events(self.converted)} with times written as text, read as numbers")
         if self.invalid:

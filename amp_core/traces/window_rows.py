@@ -139,15 +139,16 @@ def _sync_columns(
 ) -> dict[str, Any]:
     """How long and how often the host waited for the device."""
     waited = trace.waits & (trace.call_start >= window.start) & (trace.call_start < window.end)
+    low, high = window.start, window.end
     if window.first is None:  # the profiler itself waits before the first launch and after the last work
-        launched = trace.linked.launched_us[selected]
-        first = launched[np.isfinite(launched)].min(initial=np.inf)
-        waited &= (trace.call_end > first) & (trace.call_start < spans.high)
+        inside = selected & np.isfinite(trace.linked.launched_us) & (trace.linked.start_us >= spans.low)
+        low, high = trace.linked.launched_us[inside].min(initial=np.inf), min(high, spans.high)
+        waited &= (trace.call_end > low) & (trace.call_start < high)
     us = np.where(waited, trace.call_end - trace.call_start, 0.0)
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
-        "host_us": times.total(times.clip(trace.working, window.start, window.end)),
+        "host_us": times.total(times.clip(trace.working, low, high)) if low < high else 0.0,
         "sync_op": longest_in(trace, us)[0],
     }
 

@@ -129,6 +129,21 @@ def host_lag_us(frame: pd.DataFrame, ranks: Collection[int]) -> float | None:
     return max(0.0, float(behind.groupby(level="step", dropna=False).max().mean()))
 
 
+def started_apart(run: Run) -> bool:
+    """Whether ranks wait for one another in their first collective alone, in traces of one step at most: they began the
+    work that was recorded at different times, which tells nothing of what makes a rank late in a loop."""
+    frame = collective_rows(run)
+    steps = run.windows.groupby("rank")["steps"].sum()
+    waiting_us = frame["waiting_us"].fillna(0.0)
+    first = frame.groupby("rank")["ended_us"].transform("min") == frame["ended_us"]
+    is_first = float(waiting_us[first].sum()) >= MIN_IN_FIRST_FRAC * float(waiting_us.sum()) > 0
+    return bool(is_first and (~first).any() and steps.fillna(0.0).max() <= 1)
+
+
+MIN_IN_FIRST_FRAC = 0.9
+"""Share of all waiting in the first collective from which later ones hardly wait."""
+
+
 def _offset(apart: npt.NDArray[np.float64]) -> float:
     """How far one clock is ahead of another, whose ends of the same collectives are so far apart; NaN if unknown."""
     if np.sum(np.abs(apart) <= MAX_CLOCK_ERROR_US) >= max(MIN_ENDS, MIN_COMMON_FRAC * len(apart)):

@@ -24,6 +24,7 @@ from amp_core.analysis.performance.collectives import (
     longest_transfer,
     rank_waiting,
     slow_collectives,
+    started_apart,
     uneven_collectives,
     waited_for,
     with_late_launches,
@@ -107,7 +108,7 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
         ),
         Saving(
             "copies",
-            _shorter(run, copies, copying, basis) + idle_us,
+            _shorter(run, copies, copying, _each_us(rows, basis), basis) + idle_us,
             cost.step_us,
             f"The GPU {only} for {basis.taken(copies)}{_moved(copying, basis)}{beside_copies}",
             longest_name(copying, "name") or "copies",
@@ -116,16 +117,37 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     ]
 
 
-def _shorter(run: Run, us: float, copying: pd.DataFrame, basis: Basis) -> float:
+def _each_us(rows: pd.DataFrame, basis: Basis) -> float:
+    """How long the kernels that compute take per step."""
+    return basis.each_us(rows["total_us"][~rows["category"].isin([*COPIES, "communication"])])
+
+
+def _shorter(run: Run, us: float, copying: pd.DataFrame, computing_us: float, basis: Basis) -> float:
     """What copies of so many microseconds per step save at most. Those from pinned memory on streams of their own run
-    beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others."""
+    beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others.
+    Others are as fast as the link to the host at most, and hidden by what is computed alone."""
     name = longest_name(copying, "name")
     if "Pinned" not in name or not copies_on_own_streams(run):
-        return us
+        return max(0.0, us - max(0.0, _least_us(copying, basis) - computing_us))
     others_us = basis.each_us(copying["total_us"][copying["name"] != name])
     return max(0.0, min(us * NARROWED_FRAC, us - others_us))
 
 
+def _least_us(copying: pd.DataFrame, basis: Basis) -> float:
+    """How long copies between host and device take per step at the rate of the link between them, or the highest one
+    that they reach; of both directions, which have a lane each, the longer."""
+    directions = copying["name"].str.extract(_DIRECTION, expand=False)
+    known = copying[directions.notna() & (copying["moved_bytes"] > 0) & (copying["total_us"] > 0)]
+    if known.empty:
+        return 0.0
+    per_us = max(1e3 * LINK_GB_PER_S, float((known["moved_bytes"] / known["total_us"]).max()))
+    return float(known.groupby(directions[known.index])["moved_bytes"].sum().max()) / per_us / basis.steps
+
+
+_DIRECTION = "(HtoD|DtoH|HostToDevice|DeviceToHost)"
+"""In the names of copies between host and device."""
+LINK_GB_PER_S = 60.0
+"""What 16 lanes of PCIe 5.0 transfer in one direction, without the packets' heads (64 GB/s in all)."""
 NARROWED_FRAC = 0.75
 """Of the bytes of 32-bit numbers, what 8 bits leave out."""
 
@@ -190,7 +212,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     if lag_us is not None:  # where a host waits for its device, it catches up with the late ones
         waited_us = float(theirs["sync_us"].fillna(0.0).sum()) / others / steps
         hosts_us = max(hosts_us, their_step_us - lag_us - waited_us)
-    all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 else 0.0
+    all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 and not started_apart(run) else 0.0
     is_of_hosts = all_hosts_us and is_sure and not slower and set(held) != set(named)
     return Saving(
         "exposed-communication",

@@ -127,11 +127,11 @@ def _queued(idle: _Idle) -> Saving:
         if idle.us("sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
             _, in_waits = _syncing(idle.windows, "idle_wait_op", wait_us * idle.basis.steps)
             waited_for += f"; the host waits meanwhile, in {_number_of_syncs(idle.basis.cost.syncs)}{in_waits}"
-    gpu, held_us, share = _held(idle.windows, wait_us, idle.basis)
+    gpu, held_us, step_us, unit = _held(idle.windows, wait_us, idle.basis)
     lost = idle.us("idle_wait_lost_us") / max(idle.us("idle_wait_us"), 1e-3)
-    what = f"{gpu} is idle for {share} although work is queued{waited_for}"
+    what = f"{gpu} is idle for {100 * held_us / step_us:.0f} % of {unit} although work is queued{waited_for}"
     saved_us = held_us * max(0.0, 1 - lost)
-    return Saving("kernel-wait", saved_us, idle.basis.cost.step_us, what, "streams", is_sure=not is_unexplained)
+    return Saving("kernel-wait", saved_us, step_us, what, "streams", is_sure=not is_unexplained)
 
 
 def _late_launches(idle: _Idle, between_us: float) -> Saving:
@@ -174,7 +174,7 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
     gap = "" if is_told else _one_gap(windows, us * basis.steps)
     code = "launch-bound" if launch_bound else "host-bound"
     if idle.knows_launches:
-        between = _between(idle) if launch_bound else ""
+        between = _between(idle) if launch_bound and basis.is_long(us - lead_us) else ""
         calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
         before = "" if launch_bound or in_calls else _before(windows, op, basis)
         what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
@@ -326,20 +326,17 @@ MIN_OF_ONE_RATIO = 1.5
 """A rank whose work waits that many times as long as that of the mean rank is named, with its own time."""
 
 
-def _held(windows: pd.DataFrame, wait_us: float, basis: Basis) -> tuple[str, float, str]:
-    """The GPU of which work waits, for how long per step, and that as a share of its step: that of one rank if it is
-    far above the mean."""
+def _held(windows: pd.DataFrame, wait_us: float, basis: Basis) -> tuple[str, float, float, str]:
+    """The GPU of which work waits, for how long per step, of how long a step, and that in words: those of one rank if
+    it is far above the mean."""
     ranks = windows.groupby("rank")
     us = ranks["idle_wait_us"].sum() / ranks["steps"].sum().where(lambda steps: steps > 0, ranks.size())
     if len(us) < 2 or us.max() < MIN_OF_ONE_RATIO * wait_us:
-        return "The GPU", wait_us, basis.taken(wait_us)
+        return "The GPU", wait_us, basis.cost.step_us, f"the {basis.unit}"
     own = windows[windows["rank"] == us.idxmax()]
-    share = float(own["idle_wait_us"].sum() / own["wall_us"].sum())
-    return (
-        f"Rank {us.idxmax():.0f}'s GPU",
-        min(float(us.max()), basis.cost.step_us),
-        f"{100 * share:.0f} % of its {basis.unit}",
-    )
+    own_steps = float(own["steps"].fillna(0.0).sum()) or float(len(own))
+    step_us = float(own["wall_us"].sum()) / own_steps
+    return f"Rank {us.idxmax():.0f}'s GPU", min(float(us.max()), step_us), step_us, f"its {basis.unit}"
 
 
 def _host_op(run: Run, windows: pd.DataFrame, basis: Basis) -> tuple[str, str]:

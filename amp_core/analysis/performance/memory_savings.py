@@ -104,14 +104,16 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     without = ", and fused attention needs no softmax" if in_steps else ""
     if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
         without += ", nor the other kernels on its scores"
+    fused_us = FUSED_FRAC * (us - in_steps - lone_us) + in_steps
     return Saving(
         "memory-bound-kernels",
-        FUSED_FRAC * (us - in_steps - lone_us) + in_steps + lone_us,
+        fused_us + lone_us,
         basis.cost.step_us,
         f"Unfused norms, elementwise kernels, casts and reductions take {basis.taken(us)}{apart}"
         f"{alone}; {why}{without}",
         SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
+        fused_us=fused_us,
     )
 
 

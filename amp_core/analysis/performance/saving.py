@@ -96,6 +96,8 @@ class Saving:
     """Of communication of ranks that are all here: at least that much of it is waiting for others."""
     of_hosts_us: float = 0.0
     """Of the same: that part where the hosts of all ranks launch too late, and so at different times."""
+    fused_us: float = np.inf
+    """Of memory-bound kernels: the part of `saved_us` that fusing alone saves."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 

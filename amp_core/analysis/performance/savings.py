@@ -10,6 +10,7 @@ in `product_savings` and `memory_savings`, and how much of that the step becomes
 import re
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.communication_savings import alone_savings
@@ -110,11 +111,16 @@ def _possible_savings(run: Run) -> Savings | None:
     alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     is_idle |= is_behind_host(windows, basis)
-    # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does.
+    # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does. The host
+    # is in copies itself, but loading, by other processes, goes on.
+    for_data = is_idle and basis.is_long(float(np.nan_to_num(cost.us("data"))))
     alone = [
-        replace(c, waits_for_idle=is_idle and not (c.late_ranks or c.waiting_us or c.waited_us))
-        if c.code == "exposed-communication"
-        else c
+        replace(
+            c,
+            waits_for_idle=for_data
+            if c.code == "copies"
+            else is_idle and not (c.late_ranks or c.waiting_us or c.waited_us),
+        )
         for c in alone
     ]
     of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)

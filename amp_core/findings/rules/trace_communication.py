@@ -12,6 +12,7 @@ from amp_core.analysis.performance.collectives import (
     collective_table,
     has_all_ranks,
     longest_transfer,
+    started_apart,
 )
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
@@ -20,6 +21,7 @@ from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.rules.trace_cpu import cpu_waits_for_ranks
+from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.formats import element_bytes
 from amp_core.hardware.kernel_names import SMALL_TYPES
@@ -71,6 +73,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         if late.slower_ratio:
             is_of_experts = rows["kernel"].str.contains(_EXPERT_KERNELS).any()
             remedy = _HOT_EXPERTS if is_of_experts else _SLOWER_GPUS
+        elif remedy is _LATE_RANKS and started_apart(run):
+            remedy = _STARTED_APART
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
         elif late.all_hosts_us and remedy is _LATE_RANKS:
@@ -340,6 +344,11 @@ _SLOWER_GPUS = Remedy(
     "shortens. Look at its clocks, power limit, temperature and other processes; where sizes differ between ranks, it "
     "has more data.",
     "nvidia-smi --query-gpu=index,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -l 1",
+)
+_STARTED_APART = Remedy(
+    "Nearly all of this is in the first collective, and later ones hardly wait: the ranks begin what was recorded at "
+    "different times, which tells nothing of a loop. Record several steps, after a warm-up.",
+    PROFILE,
 )
 _LATE_RANKS = Remedy(
     "Nearly all of this is waiting for ranks that enter the collectives late, which neither a faster network nor "

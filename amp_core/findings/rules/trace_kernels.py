@@ -325,12 +325,20 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
     here = _fp64(run)
     findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
-    return [replace(f, advice=f"{f.advice} {_LONE_CASTS}") if CASTS_BETWEEN in f.title else f for f in findings]
+    if not any(CASTS_BETWEEN in f.title for f in findings):
+        return findings
+    savings = possible_savings(run)
+    saving = savings.of("memory-bound-kernels") if savings is not None else None
+    if saving is not None and saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
+        return [replace(f, advice=f"{_WIDER} {_LONE_CASTS}", snippet=_OF_ITS_TYPE) for f in findings]
+    return [replace(f, advice=f"{f.advice} {_LONE_CASTS}") for f in findings]
 
 
 _LONE_CASTS = (
     "Nothing is fused with casts between products: keep weights, and what comes before the product, in its type."
 )
+_WIDER = "Nearly all of this is casts, which a compiler leaves between products."
+_OF_ITS_TYPE = "model = model.to(x.dtype)   # of a quantized layer: the dtype that it unpacks its weights to"
 
 
 _BEFORE_TRITON = Remedy(
