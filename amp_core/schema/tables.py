@@ -268,6 +268,12 @@ TABLES: dict[str, Table] = {
                     "part of total_us between two products of batches with a softmax and no other product between "
                     "them: on the scores of attention; 0 on a CPU",
                 ),
+                _column(
+                    "fused_away_us",
+                    "f",
+                    "part of total_us that chains of kernels that memory bounds take beyond the longest kernel of "
+                    "each; 0 on a CPU",
+                ),
             ),
         ),
         Table(
@@ -293,9 +299,10 @@ TABLES: dict[str, Table] = {
                 _column(
                     "reach_frac",
                     "f",
-                    "share of the time by which all work is shorter that the window ends sooner, while the host "
-                    "launches as it does; null on a CPU, without launches, and where less than a tenth is idle",
+                    "share of the time by which all work is shorter, a quarter, that the window ends sooner, while the "
+                    "host launches as it does; null on a CPU and without launches",
                 ),
+                _column("reach_all_frac", "f", "the same where work takes no time at all"),
                 _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
                 ),

@@ -20,7 +20,7 @@ from amp_core.traces.link import EVALUATE, Host
 from amp_core.traces.long_calls import longest_calls
 from amp_core.traces.own_ranges import range_of
 from amp_core.traces.passes import filling_passes
-from amp_core.traces.replay import Replay, reach_frac
+from amp_core.traces.replay import Replay, reach_fracs
 
 MIN_LOADING_FRAC = 0.5
 """Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
@@ -89,7 +89,7 @@ def idle_columns(
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
     longest |= {"idle_sync_op": longest_in(trace, after_us), "idle_wait_op": longest_in(trace, held_us)}
-    is_idle = times.total(spans.idle) >= MIN_IDLE_FRAC * (spans.high - spans.low)
+    reach, reach_all = reach_fracs(replay, linked.own_us[selected])
     columns: dict[str, Any] = {}
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}
@@ -116,7 +116,8 @@ def idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
-        "reach_frac": reach_frac(replay, linked.own_us[selected]) if is_idle else None,
+        "reach_frac": reach,
+        "reach_all_frac": reach_all,
     }
 
 
@@ -148,10 +149,6 @@ def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | 
         return None
     began = gaps[0][(gaps[0] >= spans.low) & (gaps[0] < spans.high)]
     return len(np.unique(np.searchsorted(starts, began, side="right")))
-
-
-MIN_IDLE_FRAC = 0.1
-"""Share of a window that its device is idle from which its host may be what shorter work waits for."""
 
 
 def _op_of_calls(trace: LinkedTrace, calling: times.Intervals) -> tuple[str | None, float]:

@@ -26,6 +26,7 @@ from amp_core.hardware.kernel_names import (
     with_dtype,
 )
 from amp_core.traces import intervals as times
+from amp_core.traces.chains import FUSED_KINDS, fused_away_us
 from amp_core.traces.device_times import StepTimes, whole_trace
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -102,6 +103,7 @@ def kernel_rows(
     lone, scores = (
         np.where(chosen, linked.own_us, 0.0) for chosen in (_is_lone(events, linked), of_scores(events, linked))
     )
+    away = fused_away_us(events, linked)
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -123,13 +125,15 @@ def kernel_rows(
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
-        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone, scores))
-        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us in zip(keys, *of_each, strict=True):
+        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone, scores, away))
+        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us in zip(
+            keys, *of_each, strict=True
+        ):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us, scores_us]
+                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
@@ -139,8 +143,9 @@ def kernel_rows(
                 sums_of_key[5] += moved_bytes
                 sums_of_key[6] += lone_us
                 sums_of_key[7] += scores_us
+                sums_of_key[8] += away_us
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, lone_us, scores_us) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -170,8 +175,7 @@ def kernel_rows(
             round(beside_us, 3),
             round(counted_us, 3),
             int(moved_bytes) if moved_bytes < MAX_MOVED_BYTES else None,
-            round(lone_us, 3),
-            round(scores_us, 3),
+            *(round(part, 3) for part in parts),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -180,12 +184,12 @@ def kernel_rows(
 
 
 def _is_lone(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
-    """By work: whether neither the kernel before it on its stream nor the one after it is of `_FUSED_KINDS`."""
+    """By work: whether neither the kernel before it on its stream nor the one after it is of `FUSED_KINDS`."""
     lone = np.zeros(len(linked), dtype=bool)
     if not len(events.work):
         return lone
     classes = [classify_kernel(text).category for text in events.texts]
-    fuses, fills = (np.array([one in of for one in classes], dtype=bool) for of in (_FUSED_KINDS, ("memset",)))
+    fuses, fills = (np.array([one in of for one in classes], dtype=bool) for of in (FUSED_KINDS, ("memset",)))
     order = np.lexsort((linked.start_us, linked.stream, linked.device))
     order = order[~fills[linked.name[order]]]
     place = np.stack([linked.device[order], linked.stream[order]])
@@ -195,10 +199,6 @@ def _is_lone(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
     before = np.concatenate([beside[1:] & fused[1:], [False]])
     lone[order] = ~(after | before)
     return lone
-
-
-_FUSED_KINDS = ("norm", "elementwise", "reduction", "cast", "layout", "embedding")
-"""Kinds of kernels that compilers fuse with one another."""
 
 
 def _beside_collectives(events: TraceEvents, linked: LinkedWork) -> times.Floats:
@@ -340,6 +340,7 @@ _KERNEL_COLUMNS = (
     "moved_bytes",
     "lone_us",
     "scores_us",
+    "fused_away_us",
 )
 
 

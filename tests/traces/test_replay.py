@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from amp_core.traces.replay import Replay, reach_frac
+from amp_core.traces.replay import Replay, reach_fracs
 
 
 def replay_of(*work, waits=()):
@@ -24,12 +24,12 @@ JUST_IN_TIME = ((10, 110, 0), (150, 210, 148), (250, 310, 248))
 
 def test_what_a_queue_holds_begins_sooner():
     assert lost(replay_of(*QUEUED), 30, 20, 10) == 0
-    assert reach_frac(replay_of(*QUEUED), np.array([100.0, 100.0, 100.0])) == 1
+    assert reach_fracs(replay_of(*QUEUED), np.array([100.0, 100.0, 100.0]))[0] == 1
 
 
 def test_what_is_gained_before_a_late_launch_is_lost():
     assert lost(replay_of(*JUST_IN_TIME), 30, 20, 10) == 50
-    assert reach_frac(replay_of(*JUST_IN_TIME), np.array([100.0, 60.0, 60.0])) == pytest.approx(60 / 220)
+    assert reach_fracs(replay_of(*JUST_IN_TIME), np.array([100.0, 60.0, 60.0]))[0] == pytest.approx(60 / 220)
 
 
 def test_work_begins_no_sooner_than_it_was_launched():
@@ -65,4 +65,4 @@ def test_work_whose_launch_is_not_known_holds_nothing_up():
 def test_nothing_is_lost_of_nothing():
     assert lost(replay_of(*QUEUED), 0, 0, 0) == 0
     empty = Replay.of(*(np.zeros(0) for _ in range(5)), (np.zeros(0), np.zeros(0)))
-    assert empty.lost_us(np.zeros(0)) == 0 and reach_frac(empty, np.zeros(0)) == 1
+    assert empty.lost_us(np.zeros(0)) == 0 and reach_fracs(empty, np.zeros(0)) == (1, 1)

@@ -26,6 +26,7 @@ _NUMBERS = (
     *("step", "steps", "count", "total_us", "rank", "longest_us", "beside_us", "counted_us", "moved_bytes"),
     "lone_us",
     "scores_us",
+    "fused_away_us",
 )
 _FUNCTIONS = ("host_function", "data_function", "longer_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")
@@ -85,6 +86,7 @@ _WINDOW_NUMBERS = (
     "longer_function_us",
     "lead_outside_us",
     "reach_frac",
+    "reach_all_frac",
 )
 
 

@@ -3,8 +3,9 @@
     >>> [saving.code for saving in memory_savings(rows, basis)]
     ['memory-bound-kernels', 'unfused-optimizer', 'layout-transposes', 'layout-copies']
 
-Memory-bound kernels, one per operator, are assumed to fuse to half their time (`FUSED_FRAC`): each value is then read
-and written once instead of twice.
+Kernels of one operator each that follow one another are assumed to fuse into one, as long as the longest of them
+(`amp_core.traces.chains`): each value is then read and written once. In runs that older
+versions imported it is half of their time (`FUSED_FRAC`).
 """
 
 import numpy as np
@@ -14,6 +15,7 @@ from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attentio
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others, step_share
+from amp_core.traces.chains import is_library
 
 FUSED_FRAC = 0.5
 CASTS_BETWEEN = "casts between products"
@@ -21,6 +23,11 @@ MIN_OF_SCORES_FRAC = 0.1
 """Share of other kernels in those on the scores of attention from which they are told beside the softmax."""
 MIN_LONE_FRAC = 0.02
 """Share of the step from which casts that nothing is fused with are told."""
+_FUSED = "fused, each chain of them takes as long as its longest kernel"
+_JOINS = ("aten::cat", "aten::stack")
+"""Operators that put tensors together, which compilers fuse with what comes before and after."""
+MIN_OF_JOINS_FRAC = 0.05
+"""Share of these from which they are named."""
 MIN_FUSED_KERNELS = 1.5
 """Kernels per step below which there is no other to fuse one with."""
 MAX_FLOOR_US, FUSED_KERNELS = 3.0, 2
@@ -70,21 +77,22 @@ def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
 
 def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
     """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
-    bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
-    bound = bound[bound["phase"] != "optimizer"]
+    joins = (rows["category"] == "layout") & rows["op"].isin(_JOINS)
+    bound = rows[(rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) | joins) & by_torch]
+    bound = bound[(bound["phase"] != "optimizer") & ~bound["top_op"].map(is_library).astype(bool)]
     others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
     others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
     bound = bound[~others_work]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
     bound = bound.assign(op=_without_twins(bound["op"]))
-    apart = ""
+    apart, whole_us = "", bound["total_us"]
     if basis.is_long(np.nan_to_num(basis.cost.us("communication"))):
         # Where communication takes long alone, it outlasts what runs beside it.
         bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
         apart = " beside no collective" if float(bound["beside_us"].fillna(0.0).sum()) else ""
     if float(rows["count"].sum()) < MIN_FUSED_KERNELS * basis.steps:
         bound = bound[:0]
-    us = basis.each_us(bound["total_us"])
+    us, whole_us = basis.each_us(bound["total_us"]), whole_us[bound.index]
     lone_us = basis.each_us(bound["lone_us"].fillna(0.0)[bound["category"] == "cast"])
     lone_us = lone_us if lone_us >= MIN_LONE_FRAC * basis.cost.step_us else 0.0
     # Fused attention keeps the scores on the chip: neither its softmax nor what scales, masks or casts them remains.
@@ -97,20 +105,25 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     its_us = basis.each_us(bound["total_us"][bound["op"] == longest])
     both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
     alone = f", {both} alone {step_share(its_us, basis.cost)}" if longest and others(bound, "op") else ""
-    why = "fusing them halves their memory traffic"
+    apart_us = bound["fused_away_us"] * (1 - (in_steps_us / bound["total_us"]).fillna(0.0) * is_in_steps)
+    apart_us *= (bound["total_us"] / whole_us).fillna(0.0)  # what lies beside collectives is not counted
+    known = bool(bound["fused_away_us"].notna().all())  # not in runs of older versions
+    chains_us = basis.each_us(apart_us) if known else FUSED_FRAC * (us - in_steps - lone_us)
+    why = _FUSED if known else "fusing halves their memory traffic"
     if lone_us:
-        share = basis.taken(lone_us)
-        why = f"fusing halves the memory traffic, and {CASTS_BETWEEN}, {share}, vanish where tensors have their type"
+        why += f", and {CASTS_BETWEEN}, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""
     if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
         without += ", nor the other kernels on its scores"
-    fused_us = FUSED_FRAC * (us - in_steps - lone_us) + in_steps
+    fused_us = chains_us + in_steps
+    kinds = "norms, elementwise kernels, casts and reductions"
+    if float(bound["total_us"][bound["category"] == "layout"].sum()) >= MIN_OF_JOINS_FRAC * us * basis.steps > 0:
+        kinds = "norms, elementwise kernels, concatenations, casts and reductions"
     return Saving(
         "memory-bound-kernels",
         fused_us + lone_us,
         basis.cost.step_us,
-        f"Unfused norms, elementwise kernels, casts and reductions take {basis.taken(us)}{apart}"
-        f"{alone}; {why}{without}",
+        f"Unfused {kinds} take {basis.taken(us)}{apart}{alone}; {why}{without}",
         SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
         fused_us=fused_us,

@@ -13,6 +13,7 @@ from amp_core.analysis.performance.kernels import is_matrix
 from amp_core.analysis.performance.layouts import layout_rows
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, Saving
 from amp_core.text.formatting import percent
+from amp_core.traces.replay import SHORTER_FRAC
 
 MIN_BESIDE_FRAC = 0.1
 """Share of kernels beside collectives from which what these save is told without it."""
@@ -29,10 +30,40 @@ kernels that reaches the end of the step below which it is."""
 def within_reach(saving: Saving, rows: pd.DataFrame, windows: pd.DataFrame, basis: Basis) -> Saving:
     """The saving as far as the step becomes shorter by it, with what limits it in words. `rows` of `kernels`."""
     saving = _beside_none(saving, rows, basis)
-    limit_us = _host_limit_us(windows, basis)
-    if saving.code not in _OF_KERNELS or saving.waits_for_idle or saving.saved_us <= limit_us:
+    if saving.code not in _OF_KERNELS or saving.waits_for_idle:
+        return saving
+    limit_us = min(_host_limit_us(windows, basis), _replayed_us(saving.saved_us, windows, basis))
+    if saving.code == "memory-bound-kernels":
+        limit_us += _of_chains(rows) * basis.each_us(windows["host_us"].fillna(0.0))
+    if saving.saved_us <= MAX_OVER_RATIO * limit_us:
         return saving
     return replace(saving, saved_us=limit_us, what=f"{saving.what}, {_UNTIL_HOST}")
+
+
+def _of_chains(rows: pd.DataFrame) -> float:
+    """The share of launches that are of chains of kernels: fused, the host hardly launches these."""
+    of_chains = float(rows["count"][rows["fused_away_us"].fillna(0.0) > 0].sum())
+    return of_chains / max(1.0, float(rows["count"].sum()))
+
+
+MAX_OVER_RATIO = 1.02
+"""A saving that is so little above what reaches the end is told as it is."""
+
+
+def _replayed_us(saved_us: float, windows: pd.DataFrame, basis: Basis) -> float:
+    """By how much a step ends sooner, microseconds, if its kernels are shorter by so much in all: of shorter ones in
+    proportion, between what a replay of the launches tells of a quarter and of all of their time. All of it where
+    launches are not known."""
+    known = windows[windows["reach_all_frac"].notna() & (windows["kernel_us"] > 0)]
+    whole_us = float(known["kernel_us"].sum())
+    if not whole_us > 0 or len(known) < len(windows):
+        return saved_us
+    quarter, everything = (
+        float((known[name] * known["kernel_us"]).sum()) / whole_us for name in ("reach_frac", "reach_all_frac")
+    )
+    shorter_frac = min(1.0, saved_us / basis.each_us(known["kernel_us"]))
+    reached = np.interp(shorter_frac, [0.0, SHORTER_FRAC, 1.0], [0.0, SHORTER_FRAC * quarter, everything])
+    return saved_us * min(1.0, float(reached) / shorter_frac) if shorter_frac > 0 else 0.0
 
 
 def _beside_none(saving: Saving, rows: pd.DataFrame, basis: Basis) -> Saving:

@@ -1,0 +1,103 @@
+"""What fusing saves of kernels that memory bounds: those that follow one another become one, as long as the longest.
+
+>>> fused_away_us(events, linked)      # by work: of five kernels of 10 µs in a row, 8 µs each
+array([8., 8., 8., 8., 8.])
+"""
+
+import math
+import re
+
+import numpy as np
+
+from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.traces.events import TraceEvents
+from amp_core.traces.gpu_work import Bools, LinkedWork
+from amp_core.traces.link import OPTIMIZER, Floats
+from amp_core.traces.operators import operator_category
+
+FUSED_KINDS = ("norm", "elementwise", "reduction", "cast", "layout", "embedding")
+"""Kinds of kernels that compilers fuse with one another."""
+MAX_SIZE_RATIO = 4.0
+"""Of the elements of one kernel to those of the next one, at most: others work on other tensors. Halves of a tensor
+are put together again, as in rotary embeddings."""
+_STAYS = re.compile(r"(?i)batch_?norm|\bbn_(?:fw|bw)")
+"""Kernels that pass over a tensor once to reduce it across rows, which no other kernel does on its way."""
+_APART, _AROUND = ("conv", "gemm", "attention", "optimizer"), ("conv", "gemm")
+"""Operators whose kernels are a library's own, or an optimizer's, and those in which all are."""
+ACCUMULATES = "AccumulateGrad"
+"""In the names of operators that autograd calls itself, outside of what is compiled."""
+
+
+def fused_away_us(events: TraceEvents, linked: LinkedWork) -> Floats:
+    """By work: what its chain takes beyond its longest kernel, in proportion to its own time, microseconds; 0 for work
+    in no chain. A chain is of kernels of `FUSED_KINDS` that follow one another on a stream, on about as many elements.
+    """
+    away = np.zeros(len(linked))
+    if not len(events.work):
+        return away
+    kinds = [classify_kernel(text).category for text in events.texts]
+    fuses, fills = (np.array([kind in of for kind in kinds], dtype=np.bool_) for of in (FUSED_KINDS, ("memset",)))
+    stays = np.array([_STAYS.search(text) is not None for text in events.texts], dtype=np.bool_)
+    order = np.lexsort((linked.start_us, linked.stream, linked.device))
+    order = order[~fills[linked.name[order]]]
+    if not len(order):
+        return away
+    member = fuses[linked.name[order]] & ~_is_apart(events, linked)[order]
+    place = np.stack([linked.device[order], linked.stream[order]])
+    us, elements = linked.own_us[order], _elements(events, linked)[order]
+    ratio = np.where(np.isnan(_ratio(elements)), _ratio(us), _ratio(elements))  # memory takes as long as bytes are many
+    follows = (place[:, 1:] == place[:, :-1]).all(axis=0) & member[1:] & member[:-1]
+    follows &= ratio <= MAX_SIZE_RATIO
+    chain = np.concatenate([[0], np.cumsum(~follows)])
+    whole_us = np.bincount(chain, us)
+    longest_us = np.zeros(len(whole_us))
+    np.maximum.at(longest_us, chain, us)
+    stays_us = np.bincount(chain, np.where(stays[linked.name[order]], us, 0.0))
+    left_us = np.maximum(longest_us, stays_us)
+    share = np.divide(whole_us - left_us, whole_us, out=np.zeros(len(whole_us)), where=whole_us > 0)
+    away[order] = np.where(member, us * share[chain], 0.0)
+    return away
+
+
+def _ratio(values: Floats) -> Floats:
+    """Of each two neighbours the larger over the smaller."""
+    ratio: Floats = np.maximum(values[1:], values[:-1]) / np.maximum(np.minimum(values[1:], values[:-1]), 1.0)
+    return ratio
+
+
+def _is_apart(events: TraceEvents, linked: LinkedWork) -> Bools:
+    """By work: whether no compiler reaches it."""
+    apart: Bools = linked.phase == OPTIMIZER
+    if not len(events.spans):
+        return apart
+    names = np.asarray(events.spans.name)
+    own, outer = (
+        np.array([holds(text) for text in events.texts], dtype=np.bool_)
+        for holds in (lambda text: operator_category(text) in _APART, is_library)
+    )
+    has_op, has_top = linked.op >= 0, linked.top >= 0
+    apart |= (has_op & own[names[linked.op]]) | (has_top & outer[names[linked.top]])
+    return apart
+
+
+def is_library(top_op: str) -> bool:
+    """Whether an outermost operator computes by kernels of a library, or adds to gradients: no compiler fuses these."""
+    return ACCUMULATES in top_op or operator_category(top_op) in _AROUND
+
+
+def _elements(events: TraceEvents, linked: LinkedWork) -> Floats:
+    """By work: the elements of the largest input of its operator; NaN where none is recorded."""
+    elements = np.full(len(linked), np.nan)
+    if not len(events.spans):
+        return elements
+    shapes = np.asarray(events.spans.shapes)
+    of_op = np.where(linked.op >= 0, shapes[linked.op], -1)
+    for number in np.unique(of_op[of_op >= 0]).tolist():
+        shapes_of_op = [map(int, found.split(",")) for found in _SHAPE.findall(events.texts[number])]
+        elements[of_op == number] = min(float(max(map(math.prod, shapes_of_op), default=np.nan)), MAX_ELEMENTS)
+    return elements
+
+
+_SHAPE = re.compile(r"\[(\d{1,15}(?:, ?\d{1,15}){0,9})\]")
+"""A shape in the JSON list of the inputs' shapes."""
+MAX_ELEMENTS = 2.0**60
