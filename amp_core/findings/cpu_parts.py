@@ -136,11 +136,10 @@ def _communicating(run: Run) -> CpuPart | None:
     us = float(rows["alone_us"].sum()) / max(1, window_rows(run)["rank"].nunique())
     if rows.empty or us < MIN_COMMUNICATING_FRAC * whole_us:
         return None
-    _, most = max(
-        rows.groupby(["name", "message_bytes"], dropna=False), key=lambda one: float(one[1]["alone_us"].sum())
-    )
-    bytes_ = float(most["message_bytes"].iloc[0])
-    kind = str(most["name"].iloc[0]).replace("_", "-") + (f" of {size(bytes_)}" if bytes_ > 0 else "")
+    _, most = max(rows.groupby("name"), key=lambda one: float(one[1]["alone_us"].sum()))
+    bytes_ = most["message_bytes"].max()  # which of them holds up the others is not known
+    up_to = "up to " if most["message_bytes"].nunique() > 1 else ""
+    kind = str(most["name"].iloc[0]).replace("_", "-") + (f" of {up_to}{size(bytes_)}" if bytes_ > 0 else "")
     share = percent(float(most["alone_us"].sum() / rows["alone_us"].sum()))
     kinds = "messages between ranks" if most["name"].iloc[0] in ("send", "recv") else "collectives"
     what = f"{kinds} take {percent(us / whole_us)} of the time, with no operator beside them, {share} of that in {kind}"
@@ -148,8 +147,10 @@ def _communicating(run: Run) -> CpuPart | None:
 
 
 def outside_part(run: Run) -> CpuPart | None:
-    """The time in which no operator runs and no data is loaded; None if it is less than half of all."""
-    windows, outside_us = cpu_windows(run), _outside_us(run)
+    """The time in which no operator runs, no rank waits in a collective alone, and no data is loaded; None if it is
+    less than half of all."""
+    communicating = _communicating(run)
+    windows, outside_us = cpu_windows(run), _outside_us(run) - (communicating.us if communicating is not None else 0.0)
     whole_us, data_us = wall_us(windows), float(np.nan_to_num(windows["data_us"]).sum())
     if outside_us <= MAX_OUTSIDE_FRAC * whole_us or whole_us <= 0:
         return None
@@ -377,6 +378,8 @@ def unused_gpu(run: Run) -> CpuPart | None:
         communicating is not None and communicating.us >= MAX_COMMUNICATING_FRAC * wall_us(cpu_windows(run))
     ):
         return None
+    if kernel_rows(run)["op"].str.startswith(_QUANTIZED).any():
+        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: {ON_CPUS_ALONE}", name)
     if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
         return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: move the model to it", name)
     computes = is_matrix(kernel_rows(run)).any()
@@ -385,5 +388,8 @@ def unused_gpu(run: Run) -> CpuPart | None:
 
 
 NOT_USED = "is not used"
+_QUANTIZED = ("quantized::", "onednn::q")
+"""What the names of operators on quantized tensors begin with, which torch has for CPUs."""
+ON_CPUS_ALONE = "the quantized operators here run on a CPU alone, so move the model from before quantization to it"
 _OF_THE_CPU = r"mkldnn|onednn|_for_cpu$"
 """In the names of operators that run on a CPU alone."""

@@ -302,7 +302,9 @@ TABLES: dict[str, Table] = {
                     "share of the time by which all work is shorter, a quarter, that the window ends sooner, while the "
                     "host launches as it does; null on a CPU and without launches",
                 ),
-                _column("reach_all_frac", "f", "the same where work takes no time at all"),
+                _column("reach_half_frac", "f", "the same where it is shorter by half"),
+                _column("reach_most_frac", "f", "the same where it is shorter by three quarters"),
+                _column("reach_all_frac", "f", "the same where it takes no time at all"),
                 _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
                 ),

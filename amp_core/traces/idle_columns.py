@@ -20,7 +20,7 @@ from amp_core.traces.link import EVALUATE, Host
 from amp_core.traces.long_calls import longest_calls
 from amp_core.traces.own_ranges import range_of
 from amp_core.traces.passes import filling_passes
-from amp_core.traces.replay import Replay, reach_fracs
+from amp_core.traces.replay import REACHES, Replay, reach_fracs
 
 MIN_LOADING_FRAC = 0.5
 """Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
@@ -89,7 +89,6 @@ def idle_columns(
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
     longest |= {"idle_sync_op": longest_in(trace, after_us), "idle_wait_op": longest_in(trace, held_us)}
-    reach, reach_all = reach_fracs(replay, linked.own_us[selected])
     columns: dict[str, Any] = {}
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}
@@ -116,8 +115,7 @@ def idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
-        "reach_frac": reach,
-        "reach_all_frac": reach_all,
+        **dict(zip(REACHES, reach_fracs(replay, linked.own_us[selected]), strict=True)),
     }
 
 

@@ -84,14 +84,15 @@ class Replay:
         return lost
 
 
-SHORTER_FRAC = 0.25
-"""By how much shorter all work is taken to be, to see whether the end comes sooner."""
+SHORTER_FRACS = (0.25, 0.5, 0.75, 1.0)
+"""By how much shorter all work is taken to be, to see whether the end comes sooner; the last: it takes no time at all,
+so that the host alone decides."""
+REACHES = ("reach_frac", "reach_half_frac", "reach_most_frac", "reach_all_frac")
+"""Columns of `windows`, one for each of these."""
 
 
-def reach_fracs(replay: Replay, own_us: Floats) -> tuple[float, float]:
-    """The share of the time by which all work is shorter that is not lost: where it is shorter by `SHORTER_FRAC`, and
-    where it takes no time at all, so that the host alone decides; 1 without work."""
-    quarter, everything = (
-        1 - replay.lost_us(frac * own_us) / max(frac * float(own_us.sum()), 1e-9) for frac in (SHORTER_FRAC, 1.0)
-    )
-    return quarter, everything
+def reach_fracs(replay: Replay, own_us: Floats) -> tuple[float, ...]:
+    """For each of `SHORTER_FRACS` the share of the time by which all work is shorter that is not lost; 1 without
+    work."""
+    whole_us = float(own_us.sum())
+    return tuple(1 - replay.lost_us(frac * own_us) / max(frac * whole_us, 1e-9) for frac in SHORTER_FRACS)

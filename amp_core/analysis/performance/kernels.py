@@ -17,6 +17,7 @@ from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
 from amp_core.traces.collect import COMPILING
 from amp_core.traces.operators import is_compiled_code, is_range
+from amp_core.traces.replay import REACHES
 
 _TEXTS = (
     *("name", "tensor_core", "precision", "op", "top_op", "module", "phase", "device", "category", "in_shapes"),
@@ -85,8 +86,7 @@ _WINDOW_NUMBERS = (
     "longer_optimizer_us",
     "longer_function_us",
     "lead_outside_us",
-    "reach_frac",
-    "reach_all_frac",
+    *REACHES,
 )
 
 

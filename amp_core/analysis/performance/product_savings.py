@@ -80,7 +80,10 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
     ]
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
     times = f"{number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
-    gain = f"by the data sheet, 16 bits are {times}" if rates else f"16 bits are assumed to be {times}"
+    of_bf16 = fp32["in_dtypes"].str.contains("BFloat16") | fp32["name"].str.contains("bfloat16")
+    is_emulated = float(fp32["total_us"][of_bf16].sum()) >= MIN_EMULATED_FRAC * (slow_us + tf32_us) * basis.steps > 0
+    narrower = "FP16 is" if is_emulated else "16 bits are"
+    gain = f"by the data sheet, {narrower} {times}" if rates else f"{narrower} assumed to be {times}"
     if rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us:
         gain += f", since {MEMORY_BOUNDS}"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
@@ -91,10 +94,15 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
     else:
         kinds = _kinds(wide)
         taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
+    if is_emulated:
+        taken += f", on inputs in BF16, {NOT_TAKEN}"
     what = f"{taken}; {gain}"
     return Saving("fp32-products", win, basis.cost.step_us, what, longest, others=others(wide, "name"))
 
 
+NOT_TAKEN = "which the tensor cores of this GPU do not take"
+MIN_EMULATED_FRAC = 0.5
+"""Share of products of BF16 in FP32's arithmetic from which that is told."""
 MEMORY_BOUNDS = "memory bounds most of these products"
 MAX_BOUND_FRAC = 0.5
 """Of the ratio of the data sheet's rates, what products gain below which memory bounds most of them."""

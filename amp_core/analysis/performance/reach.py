@@ -13,7 +13,7 @@ from amp_core.analysis.performance.kernels import is_matrix
 from amp_core.analysis.performance.layouts import layout_rows
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, Saving
 from amp_core.text.formatting import percent
-from amp_core.traces.replay import SHORTER_FRAC
+from amp_core.traces.replay import REACHES, SHORTER_FRACS
 
 MIN_BESIDE_FRAC = 0.1
 """Share of kernels beside collectives from which what these save is told without it."""
@@ -51,19 +51,16 @@ MAX_OVER_RATIO = 1.02
 
 
 def _replayed_us(saved_us: float, windows: pd.DataFrame, basis: Basis) -> float:
-    """By how much a step ends sooner, microseconds, if its kernels are shorter by so much in all: of shorter ones in
-    proportion, between what a replay of the launches tells of a quarter and of all of their time. All of it where
-    launches are not known."""
-    known = windows[windows["reach_all_frac"].notna() & (windows["kernel_us"] > 0)]
-    whole_us = float(known["kernel_us"].sum())
-    if not whole_us > 0 or len(known) < len(windows):
+    """By how much a step ends sooner, microseconds, if its kernels are shorter by so much in all: what a replay of the
+    launches tells, where all are shorter by the same share. All of it where launches are not known."""
+    known = windows[windows[list(REACHES)].notna().all(axis=1) & (windows["kernel_us"] > 0)]
+    kernel_us = basis.each_us(known["kernel_us"])
+    if not kernel_us > 0 or len(known) < len(windows):
         return saved_us
-    quarter, everything = (
-        float((known[name] * known["kernel_us"]).sum()) / whole_us for name in ("reach_frac", "reach_all_frac")
-    )
-    shorter_frac = min(1.0, saved_us / basis.each_us(known["kernel_us"]))
-    reached = np.interp(shorter_frac, [0.0, SHORTER_FRAC, 1.0], [0.0, SHORTER_FRAC * quarter, everything])
-    return saved_us * min(1.0, float(reached) / shorter_frac) if shorter_frac > 0 else 0.0
+    fracs = [float((known[name] * known["kernel_us"]).sum() / known["kernel_us"].sum()) for name in REACHES]
+    shorter = np.array([0.0, *SHORTER_FRACS])
+    reached = np.interp(saved_us / kernel_us, shorter, shorter * np.array([1.0, *fracs]))
+    return min(saved_us, float(reached) * kernel_us)
 
 
 def _beside_none(saving: Saving, rows: pd.DataFrame, basis: Basis) -> Saving:

@@ -13,6 +13,7 @@ from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
     NOT_USED,
+    ON_CPUS_ALONE,
     CpuPart,
     attention_part,
     convolution_part,
@@ -414,11 +415,17 @@ def idle_gpu(run: Run) -> list[Finding]:
         call = next((call for call in _CREATES if f"aten::{call.partition('(')[0]}" in made), "")
         snippet = f'x = torch.{call}, device="cuda")' if call else 'x = x.to("cuda")'
         return [replace(finding, advice=advice, snippet=snippet)]
+    if ON_CPUS_ALONE in part.what:
+        return [replace(finding, advice=_OF_QUANTIZED)]
     if NOT_USED in part.what:
         return [replace(finding, advice="The model and its inputs are on the CPU. Move both to the GPU.")]
     return [finding]
 
 
+_OF_QUANTIZED = (
+    "The quantized operators of this model are none of a GPU's. Move the model from before quantization to the GPU, in "
+    "16 bits, or quantize it with a library that has kernels for GPUs, as torchao."
+)
 _CREATES = (
     *("rand(shape", "randn(shape", "randint(high, shape", "normal(mean, std, shape", "zeros(shape", "ones(shape"),
     *("full(shape, value", "arange(end", "linspace(start, end, steps", "eye(n"),

@@ -36,7 +36,10 @@ from amp_core.text.formatting import kernel_in_words, number, percent
 
 _AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
 _WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
-_IN_BF16 = "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n    y = model(x.to(torch.bfloat16))"
+_IN_BF16 = (
+    "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n"
+    "    y = model(x.to(torch.bfloat16))   # numbers of rows, as tokens, stay"
+)
 
 
 @rule(
@@ -113,7 +116,7 @@ def _in_part(run: Run, finding: Finding) -> Finding:
 
 
 _EMBEDDING = "embedding"
-_CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\)")
+_CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\).*")
 
 
 def _fp16_alone() -> tuple[Remedy, Remedy]:
@@ -127,7 +130,7 @@ def _fp16_alone() -> tuple[Remedy, Remedy]:
         Remedy(
             "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there "
             "is no TF32.",
-            "model = model.to(torch.float16)\nwith torch.inference_mode():\n    y = model(x.to(torch.float16))",
+            _IN_BF16.replace("bfloat16", "float16"),
         ),
     )
 
