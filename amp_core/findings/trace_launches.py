@@ -74,6 +74,14 @@ def _is_outside(run: Run) -> bool:
     return float(windows["host_outside_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
 
 
+def _is_beside_optimizer(run: Run) -> bool:
+    """Whether most of the idle time is in longer gaps, of which hardly any are in the optimizer's marked steps."""
+    windows = window_rows(run)
+    longer_us, in_optimizer_us = _longer_us(windows), float(windows["longer_optimizer_us"].fillna(0.0).sum())
+    is_marked, idle_us = bool(run.head.config.get("optimizers")), float(windows["idle_us"].fillna(0.0).sum())
+    return is_marked and longer_us > idle_us / 2 and in_optimizer_us < MIN_OPTIMIZER_FRAC * longer_us
+
+
 def _longer_us(windows: pd.DataFrame) -> float:
     """The time in longer gaps before late launches, microseconds."""
     us = {name: float(windows[name].fillna(0.0).sum()) for name in ("idle_us", *_OTHER_GAPS)}
@@ -148,6 +156,7 @@ def launch_remedy(run: Run) -> Remedy | None:
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
     each = optimizer_frac(rows) * launches / max(1.0, steps)
     is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
+    is_fused |= _is_beside_optimizer(run)
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     between = _launches_between_waits(run)
@@ -313,7 +322,7 @@ def _training_on_npu(run: Run) -> Remedy:
     names = run.head.config.get("optimizers")
     named = [name for name in names if name in NPU_OPTIMIZERS] if isinstance(names, list) else []
     advice = f"{_WAITS_ELSEWHERE} Use larger batches, and torch_npu's fused operators"
-    if not named:
+    if not named or _is_beside_optimizer(run):
         return Remedy(f"{advice}.", "loader = DataLoader(data, 2 * batch_size)")
     fused = f"optimizer = torch_npu.optim.NpuFused{named[0]}(model.parameters(), lr=lr)"
     return Remedy(f"{advice} and optimizers.", fused)
@@ -394,7 +403,7 @@ _WITHOUT_MODEL = Remedy(
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05
-"""Share of the optimizer in the launches below which fusing it saves none worth the name."""
+"""Share of the optimizer in the launches, or in longer gaps, below which fusing it saves none worth the name."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9
 """Share of the optimizer in the launches from which nothing else is worth a change."""
 _FUSED_OPTIMIZER = Remedy(

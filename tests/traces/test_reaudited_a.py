@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.traces.made import RELU, Made, run_of
+from tests.traces.made import ADAM, RELU, Made, run_of
+from tests.traces.test_collectives import exposed, of_one_rank
+from tests.traces.test_collectives import run_of as run_of_ranks
 from tests.traces.test_refuted_advice import finding_of
 
 
@@ -31,3 +33,45 @@ def test_a_host_that_is_slow_in_all_operators_is_told_to_launch_less(tmp_path, s
     advice = finding_of(run_of(tmp_path, trace), "host-bound").advice
     assert ("The host is in many operators meanwhile" in advice) == many
     assert ("does something else" in advice) == (not many)
+
+
+@pytest.mark.parametrize(("step", "told"), [(0, True), (3, False)])
+def test_a_later_step_is_not_told_to_set_up_connections(tmp_path, step, told):
+    documents = [of_one_rank((16, 53), (24, 6), ranks=2) for _ in range(2)]
+    documents[1]["distributedInfo"]["rank"] = 1
+    for document in documents:
+        document["traceEvents"][0]["name"] = f"ProfilerStep#{step}"
+    advice = exposed(tmp_path, *documents).advice
+    assert ("sets up its connections" in advice) == ("after a warm-up" in advice) == told
+    assert "a rank whose trace is not here may be late" in advice
+
+
+@pytest.mark.parametrize(("late_us", "told"), [(30_000, True), (60_000, False)])
+def test_a_rank_that_waits_for_others_only_waits_longer_where_its_host_is_faster(tmp_path, late_us, told):
+    """47 ms of an all-reduce are waiting; the last product is launched so long after the collectives."""
+    document = of_one_rank((16, 53), (24, 6))
+    document["traceEvents"][0]["dur"] = 80_000 + late_us
+    for event in [event for event in document["traceEvents"] if event["ph"] == "X"][-3:]:
+        event["ts"] += late_us + (event["cat"] != "kernel") * 59_000
+    title = finding_of(run_of_ranks(tmp_path, document), "host-bound").title
+    assert ("once no other rank is waited for" in title) == told
+
+
+@pytest.mark.parametrize(("in_optimizer", "fused"), [(False, False), (True, True)])
+def test_gaps_beside_the_optimizer_are_not_told_to_fuse_it(tmp_path, in_optimizer, fused):
+    """Two steps of ten operators that each launch a kernel after 0.9 ms; the optimizer is the last of them."""
+    trace = Made()
+    for at in (0, 10_000):
+        trace.event("mark", f"ProfilerStep#{at // 10_000 + 3}", at, 10_000, 1)
+        start = at + (8000 if in_optimizer else 9940)
+        trace.op("MmBackward0", start - 60, 50, 2)
+        trace.event("mark", "Optimizer.step#SGD.step", start, at + 9990 - start, 1)
+        for number in range(9):
+            trace.op(f"aten::op{number}", at + 1000 * number + 10, 960)
+            trace.kernel(RELU, at + 1000 * number + 950, 5, at + 1000 * number + 900)
+        for number in range(5):
+            trace.op("aten::_foreach_add_", at + 9950 + 5 * number, 4)
+            trace.kernel(ADAM, at + 9960 + 5 * number, 4, at + 9951 + 5 * number, call_us=1)
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert "in many operators" in finding.advice
+    assert ("fused" in finding.snippet) == ("fused optimizers" in finding.advice) == fused

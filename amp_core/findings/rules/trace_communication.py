@@ -14,7 +14,7 @@ from amp_core.analysis.performance.collectives import (
     longest_transfer,
 )
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -118,10 +118,11 @@ def exposed_communication(run: Run) -> list[Finding]:
     if missing is not None:
         is_whole = has_all_ranks(run)
         awaited = run.head.config.get("awaited_rank")
+        is_later = window_rows(run)["step"].min() > 0
         see = "record all ranks, and import their traces together to see which is late"
         if isinstance(awaited, int):
             see = f"the ranks that are here wait longest for rank {awaited}, so record that one too"
-        return for_what_runs(run, [_with_missing_ranks(f, missing, see, is_whole=is_whole) for f in findings])
+        return for_what_runs(run, [_with_missing_ranks(f, missing, see, is_whole=is_whole, is_later=is_later) for f in findings])
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:
         findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
@@ -304,15 +305,16 @@ def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Findi
     return replace(finding, advice=advice, snippet=finding.snippet if transfers else stacks)
 
 
-def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole: bool) -> Finding:
+def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole: bool, is_later: bool) -> Finding:
     """The finding with advice to find what is waited for first, and what else it advises for the transfer alone.
-    `see`: how to find the late rank. `is_whole`: whether all ranks that the traces name are here."""
+    `see`: how to find the late rank. `is_whole`: whether all ranks that the traces name are here. `is_later`: whether
+    no step is a first one."""
     transfer_us = saving.saved_us - saving.waiting_us
     waiting = f"{'At least' if saving.waiting_is_sure else 'About'} {number(saving.waiting_us / 1e3, 'ms')}"
     advice = (
         f"{waiting} of this is no transfer, which neither overlap nor fewer bytes shorten, and none of these "
-        "ranks enters so late: the first collective of a group sets up its connections, a rank whose trace is not "
-        "here may be late, or the network stalls. Profile after a warm-up, and record all ranks."
+        f"ranks enters so late: {'' if is_later else _SETS_UP}a rank whose trace is not here may be late, or the "
+        f"network stalls. {'Record' if is_later else 'Profile after a warm-up, and record'} all ranks."
         if is_whole
         else f"{waiting} of this is waiting for ranks that enter the collectives late, which neither overlap "
         f"nor fewer bytes shorten: {see}."
@@ -323,6 +325,7 @@ def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole:
     return replace(finding, advice=advice, snippet=_RECORD_ALL if is_most else finding.snippet)
 
 
+_SETS_UP = "the first collective of a group sets up its connections, "
 _RECORD_ALL = (
     'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
     "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)"
