@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.traces.made import ADAM, RELU, Made, run_of
+from tests.traces.made import ADAM, BASE, RELU, Made, run_of
 from tests.traces.test_collectives import exposed, of_one_rank
 from tests.traces.test_collectives import run_of as run_of_ranks
 from tests.traces.test_refuted_advice import finding_of
@@ -75,3 +75,33 @@ def test_gaps_beside_the_optimizer_are_not_told_to_fuse_it(tmp_path, in_optimize
     finding = finding_of(run_of(tmp_path, trace), "host-bound")
     assert "in many operators" in finding.advice
     assert ("fused" in finding.snippet) == ("fused optimizers" in finding.advice) == fused
+
+
+def with_memory(*, allocated, call=""):
+    """A product on a CPU, with so many bytes of tensors, and a call into the runtime of the GPU."""
+    trace = Made()
+    trace.op("aten::mm", 0, 1000)
+    arguments = {"Device Type": 0, "Device Id": -1, "Bytes": 1, "Total Allocated": allocated}
+    if allocated:
+        trace.events.append({"ph": "i", "name": "[memory]", "pid": 77, "tid": 1, "ts": BASE + 5, "args": arguments})
+    if call:
+        trace.event("call", call, 2000, 100, 1, correlation=1)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("recorded", "says"),
+    [
+        ({"allocated": 20 * 2**30}, "is not used, and its 16.0 GiB cannot hold the 20.0 GiB that tensors take at once"),
+        ({"allocated": 2**30}, "is not used: move the model to it"),
+        ({"allocated": 0, "call": "cudaDeviceSynchronize"}, "is not used: move the model to it"),
+        ({"allocated": 0}, "has nothing in the trace: record its activity, or move the model to it"),
+    ],
+)
+def test_a_gpu_too_small_for_all_tensors_is_told_to_compute_in_parts(tmp_path, recorded, says):
+    properties = [{"name": "Tesla V100-SXM2-16GB", "totalGlobalMem": 2**34, "computeMajor": 7, "computeMinor": 0}]
+    document = with_memory(**recorded).document(deviceProperties=properties)
+    finding = finding_of(run_of_ranks(tmp_path, document), "idle-gpu")
+    assert says in finding.title
+    assert ("split(" in finding.snippet) == ("do not fit into the GPU" in finding.advice) == ("cannot hold" in says)
+    assert ("record its activity" in finding.advice) == ("record its activity" in says)

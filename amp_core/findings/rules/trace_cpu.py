@@ -13,6 +13,7 @@ from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
     NOT_USED,
+    TOO_SMALL,
     CpuPart,
     attention_part,
     convolution_part,
@@ -414,11 +415,18 @@ def idle_gpu(run: Run) -> list[Finding]:
         call = next((call for call in _CREATES if f"aten::{call.partition('(')[0]}" in made), "")
         snippet = f'x = torch.{call}, device="cuda")' if call else 'x = x.to("cuda")'
         return [replace(finding, advice=advice, snippet=snippet)]
+    if TOO_SMALL in part.what:
+        advice = "The model and its inputs are on the CPU, and all at once do not fit into the GPU. Compute in parts on it."
+        return [replace(finding, advice=advice, snippet=_IN_PARTS)]
     if NOT_USED in part.what:
         return [replace(finding, advice="The model and its inputs are on the CPU. Move both to the GPU.")]
     return [finding]
 
 
+_IN_PARTS = (
+    'model = model.to("cuda")\n'
+    'for part in batch.split(2**20):   # as many rows as fit\n    results.append(model(part.to("cuda")))'
+)
 _CREATES = (
     *("rand(shape", "randn(shape", "randint(high, shape", "normal(mean, std, shape", "zeros(shape", "ones(shape"),
     *("full(shape, value", "arange(end", "linspace(start, end, steps", "eye(n"),
