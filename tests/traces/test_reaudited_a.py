@@ -2,10 +2,12 @@
 
 import pytest
 
-from tests.traces.made import ADAM, BASE, RELU, Made, run_of
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.hardware.data_sheets import dense_rates
+from tests.traces.made import ADAM, BASE, GEMM, RELU, Made, run_of
 from tests.traces.test_collectives import exposed, of_one_rank
 from tests.traces.test_collectives import run_of as run_of_ranks
-from tests.traces.test_refuted_advice import finding_of
+from tests.traces.test_refuted_advice import EXCHANGE, finding_of
 
 
 @pytest.mark.parametrize(("call", "sets_up"), [("cudaStreamCreateWithFlags", True), ("cudaEventRecord", False)])
@@ -105,3 +107,32 @@ def test_a_gpu_too_small_for_all_tensors_is_told_to_compute_in_parts(tmp_path, r
     assert says in finding.title
     assert ("split(" in finding.snippet) == ("do not fit into the GPU" in finding.advice) == ("cannot hold" in says)
     assert ("record its activity" in finding.advice) == ("record its activity" in says)
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_bytes", "gb_per_s"),
+    [
+        ("NVIDIA A100-PG509-200", 42_505_273_344, 1555),
+        ("NVIDIA A100-PG509-200", 85_198_045_184, 2039),
+        ("NVIDIA A100-SXM4-40GB", 42_505_273_344, 1555),
+        ("NVIDIA H100 PCIe", 85_017_493_504, 2039),
+    ],
+)
+def test_parts_that_the_data_sheet_tells_apart_by_memory_have_its_rates(tmp_path, name, memory_bytes, gb_per_s):
+    properties = [{"name": name, "totalGlobalMem": memory_bytes, "computeMajor": 8, "computeMinor": 0}]
+    trace = Made()
+    trace.kernel(RELU, 3, 5, 1)
+    run = run_of_ranks(tmp_path, trace.document(deviceProperties=properties))
+    assert dense_rates(profiled_gpu(run, "cuda:0").name).gb_per_s == gb_per_s
+
+
+@pytest.mark.parametrize(("beside_us", "says"), [(600, "Most of this"), (300, "Part of this"), (100, "Ranks exchange")])
+def test_an_exchange_that_runs_partly_beside_computing_is_asynchronous_already(tmp_path, beside_us, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("record_param_comms", 1, 8, **{"Collective name": "all_to_all", "dtype": "Float"})
+    trace.kernel(EXCHANGE, 10, 900, 3)
+    trace.kernel(GEMM, 20, beside_us, 15, stream=8)
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert finding.advice.startswith(says)
+    assert ("async_op" in finding.snippet) == (says == "Ranks exchange")

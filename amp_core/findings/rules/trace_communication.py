@@ -172,7 +172,8 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
         largest = float(rows["message_bytes"][rows["message_bytes"] <= MAX_TINY_BYTES].max())
         return replace(_TINY, advice=_TINY.advice.format(bytes=size(largest)))
     if alone_us <= MAX_ALONE_FRAC * total_us and name in _EXCHANGES:
-        return _OVERLAPPED
+        part = "Most" if alone_us <= total_us / 2 else "Part"
+        return replace(_OVERLAPPED, advice=f"{part} of {_OVERLAPPED.advice}")
     return None
 
 
@@ -198,7 +199,9 @@ _FUNCTIONAL = Remedy(
     "torch._inductor.config._micro_pipeline_tp = True   # asynchronous tensor parallelism\n"
     "model = torch.compile(model)",
 )
-MIN_CAPTURED_FRAC, MIN_TINY_FRAC, MAX_ALONE_FRAC = 0.9, 0.5, 0.6
+MIN_CAPTURED_FRAC, MIN_TINY_FRAC = 0.9, 0.5
+MAX_ALONE_FRAC = 0.8
+"""Share of exchanges with nothing beside them up to which the program lets them run beside what it computes."""
 MAX_TINY_BYTES = 512
 """Messages up to this hold a few values, as sizes, and are bound by latency."""
 _ENGINES_OWN = r"(?i)allreduce_fusion|one_?shot|two_?shot|cross_device_reduce|multimem|quick_?reduce"
@@ -218,8 +221,8 @@ _TINY = Remedy(
     "torch.distributed.all_gather_object(out, value, group=sizes)",
 )
 _OVERLAPPED = Remedy(
-    "Most of this communication runs beside computing already, and this is what is left: give it more to run beside, "
-    "or exchange fewer bytes." + _OTHER_RANKS,
+    "this communication runs beside computing already, and this is what is left: give it more to run beside, or "
+    "exchange fewer bytes." + _OTHER_RANKS,
     "...   # more that does not depend on what is exchanged\nwork.wait()",
 )
 MIN_LARGE_US = 1000.0
