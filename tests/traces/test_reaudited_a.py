@@ -3,6 +3,7 @@
 import pytest
 
 from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.findings import first_sentence
 from amp_core.hardware.data_sheets import dense_rates
 from tests.traces.made import ADAM, BASE, GEMM, RELU, Made, run_of
 from tests.traces.test_collectives import exposed, of_one_rank
@@ -126,7 +127,7 @@ def test_parts_that_the_data_sheet_tells_apart_by_memory_have_its_rates(tmp_path
     assert dense_rates(profiled_gpu(run, "cuda:0").name).gb_per_s == gb_per_s
 
 
-@pytest.mark.parametrize(("beside_us", "says"), [(600, "Most of this"), (300, "Part of this"), (100, "Ranks exchange")])
+@pytest.mark.parametrize(("beside_us", "says"), [(600, "Most of this"), (300, "Part of this"), (100, "Overlap communication")])
 def test_an_exchange_that_runs_partly_beside_computing_is_asynchronous_already(tmp_path, beside_us, says):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
@@ -135,4 +136,22 @@ def test_an_exchange_that_runs_partly_beside_computing_is_asynchronous_already(t
     trace.kernel(GEMM, 20, beside_us, 15, stream=8)
     finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
     assert finding.advice.startswith(says)
-    assert ("async_op" in finding.snippet) == (says == "Ranks exchange")
+    assert ("async_op" in finding.snippet) == (says == "Overlap communication")
+
+
+@pytest.mark.parametrize(("sizes", "calls", "told"), [([[1, 32768, 50304]], 1, True), ([[1, 32768, 50304]], 2, False),
+                                                      ([[4096, 768]], 1, False)])  # fmt: skip
+def test_fused_kernels_that_pass_over_one_large_tensor_are_told_together(tmp_path, sizes, calls, told):
+    """Twelve fused kernels of 30 µs beside a product, two of them on the logits, called so often per step."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 5, **{"Input type": ["c10::BFloat16"] * 2, "Input Dims": [[4096, 4096]] * 2})
+    trace.kernel(GEMM.replace("fp16", "bf16"), 10, 640, 2)
+    for number in range(12):
+        name = f"triton_red_fused_{number // calls}"
+        dims = sizes if number < 4 else [[64, 64]]
+        trace.op(name, 7 + 2 * number, 2, **{"Input type": ["c10::BFloat16"], "Input Dims": dims})
+        trace.kernel(name, 650 + 29 * number, 29, 8 + 2 * number, call_us=1)
+    sentence = first_sentence(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0)))
+    assert sentence.startswith("No single change that is looked for would save") == told, sentence
+    assert ("11.6 % in 4 that each pass over one tensor of 32768 × 50304" in sentence) == told
