@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.gpus import is_before_triton
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named, waits_at_start
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -147,6 +147,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return FIRST_PASS
     if may_lack_model(run):
         return _LACKS_MODEL
+    if waits_at_start(window_rows(run)):
+        return _AT_START
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):
@@ -347,6 +349,11 @@ FIRST_PASS = Remedy(
     "Most of this is the first of several equal series of launches, which sets up libraries, loads kernels and fills "
     "caches. Profile after a warm-up: what the later ones wait is what can be saved.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
+_AT_START = Remedy(
+    "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save no "
+    "more than that. Launch the next pass before the results of this one are read.",
+    "following = model(next_batch)   # launched before the results of the last one are read\nresults = last.cpu()",
 )
 _LACKS_MODEL = Remedy(
     "Hardly anything runs on the device, and no product of matrices: what is to be made faster may not be in the "

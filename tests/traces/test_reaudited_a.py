@@ -155,3 +155,28 @@ def test_fused_kernels_that_pass_over_one_large_tensor_are_told_together(tmp_pat
     sentence = first_sentence(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0)))
     assert sentence.startswith("No single change that is looked for would save") == told, sentence
     assert ("11.6 % in 4 that each pass over one tensor of 32768 × 50304" in sentence) == told
+
+
+@pytest.mark.parametrize(("spread", "told"), [(False, True), (True, False)])
+def test_a_device_that_waits_at_the_start_alone_is_not_told_to_be_launch_bound_throughout(tmp_path, spread, told):
+    """Ten kernels are launched one by one, and the host is ahead of all others; or the same in the whole window."""
+    trace = Made()
+    for number in range(10):
+        at = (600 if spread else 100) * number
+        trace.kernel(RELU, at + 10, 20, at + 2)
+        if spread:
+            trace.kernel(GEMM, at + 30, 500, at + 5)
+    for number in range(0 if spread else 10):
+        trace.kernel(GEMM, 1000 + 500 * number, 500, 940 + 3 * number)
+    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    assert ("nearly all within its first" in finding.title) == ("at the start alone" in finding.advice) == told
+    assert ("Faster arithmetic does not help" in finding.advice) == (not told)
+
+
+def test_a_trace_of_metrics_tells_no_share_of_its_host(tmp_path):
+    trace = Made()
+    for number in range(10):
+        trace.event("call", "cudaLaunchKernel", 1000 * number, 900, 1, correlation=number)
+        trace.event("cuda_profiler_range", "kernel", 1000 * number, 900, 1)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "each kernel runs again" in sentence and "On the host" not in sentence
