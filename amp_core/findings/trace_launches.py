@@ -351,8 +351,8 @@ FIRST_PASS = Remedy(
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
 )
 _AT_START = Remedy(
-    "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save no "
-    "more than that. Launch the next pass before the results of this one are read.",
+    "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save "
+    "no more than that. Launch the next pass before the results of this one are read.",
     "following = model(next_batch)   # launched before the results of the last one are read\nresults = last.cpu()",
 )
 _LACKS_MODEL = Remedy(

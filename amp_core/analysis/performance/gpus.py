@@ -32,8 +32,7 @@ def profiled_gpu(run: Run, device: str, device_name: str = "") -> Gpu:
 
 
 def _with_memory(name: str, memory_bytes: Any) -> str:
-    """The name with the memory of the GPU where the name does not state it and the data sheets tell parts apart by it.
-    """
+    """The name, with the memory of the GPU where it lacks that and the data sheets tell parts apart by it."""
     if "GB" in name or not isinstance(memory_bytes, int):
         return name
     stated, rates = f"{name} {math.ceil(memory_bytes / 2**30)}GB", dense_rates(name)

@@ -122,7 +122,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         see = "record all ranks, and import their traces together to see which is late"
         if isinstance(awaited, int):
             see = f"the ranks that are here wait longest for rank {awaited}, so record that one too"
-        return for_what_runs(run, [_with_missing_ranks(f, missing, see, is_whole=is_whole, is_later=is_later) for f in findings])
+        told = [_with_missing_ranks(f, missing, see, is_whole=is_whole, is_later=is_later) for f in findings]
+        return for_what_runs(run, told)
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:
         findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]

@@ -416,16 +416,16 @@ def idle_gpu(run: Run) -> list[Finding]:
         snippet = f'x = torch.{call}, device="cuda")' if call else 'x = x.to("cuda")'
         return [replace(finding, advice=advice, snippet=snippet)]
     if TOO_SMALL in part.what:
-        advice = "The model and its inputs are on the CPU, and all at once do not fit into the GPU. Compute in parts on it."
-        return [replace(finding, advice=advice, snippet=_IN_PARTS)]
+        return [replace(finding, advice=_IN_PARTS.advice, snippet=_IN_PARTS.snippet)]
     if NOT_USED in part.what:
         return [replace(finding, advice="The model and its inputs are on the CPU. Move both to the GPU.")]
     return [finding]
 
 
-_IN_PARTS = (
+_IN_PARTS = Remedy(
+    "The model and its inputs are on the CPU, and all at once do not fit into the GPU. Compute in parts on it.",
     'model = model.to("cuda")\n'
-    'for part in batch.split(2**20):   # as many rows as fit\n    results.append(model(part.to("cuda")))'
+    'for part in batch.split(2**20):   # as many rows as fit\n    results.append(model(part.to("cuda")))',
 )
 _CREATES = (
     *("rand(shape", "randn(shape", "randint(high, shape", "normal(mean, std, shape", "zeros(shape", "ones(shape"),
