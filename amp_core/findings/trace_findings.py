@@ -501,15 +501,16 @@ def _passes_over_one(run: Run) -> str:
     rows = rows[~is_matrix(rows) & (rows["category"] != "communication")]
     rows = rows[rows["count"] <= max(1.0, float(windows["steps"].fillna(0.0).sum()))]
     largest = [max(tensor_shapes(shapes), key=math.prod, default=()) for shapes in rows["in_shapes"]]
-    rows = rows.assign(elements=[math.prod(shape) for shape in largest], shape=largest)
+    sizes = [" × ".join(str(size) for size in shape if size > 1) for shape in largest]
+    rows = rows.assign(elements=[math.prod(shape) for shape in largest], sizes=sizes)
     us = rows[rows["elements"] >= LARGE_ELEMENTS].groupby("elements")["total_us"].sum()
     frac = float(us.max() / windows["wall_us"].sum()) if len(us) else 0.0
     rows = rows[rows["elements"] == (us.idxmax() if len(us) else 0)].sort_values("total_us")
     kernels = int((rows["total_us"] >= MIN_PASS_FRAC * rows["total_us"].sum()).sum())
     if frac * FUSED_FRAC < MIN_SAVED_FRAC or kernels < 2:
         return ""
-    sizes = " × ".join(str(size) for size in rows["shape"].iloc[-1] if size > 1)
-    return f"{percent(frac)} in {kernels} that each pass over one tensor of {sizes}, {_HALVED}"
+    tensor = f"one tensor of {rows['sizes'].iloc[-1]}"
+    return f"{percent(frac)} in {kernels} that each pass over {tensor}, {_HALVED}"
 
 
 LARGE_ELEMENTS = 2**27
