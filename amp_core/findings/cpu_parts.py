@@ -380,16 +380,21 @@ def unused_gpu(run: Run) -> CpuPart | None:
         return None
     if kernel_rows(run)["op"].str.startswith(_QUANTIZED).any():
         return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: {ON_CPUS_ALONE}", name)
-    if kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
-        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: move the model to it", name)
     computes = is_matrix(kernel_rows(run)).any()
+    held, has = run.head.config.get("host_peak_bytes"), gpus[0].get("memory_bytes")
+    if computes and isinstance(held, int) and isinstance(has, int) and held > has > 0:
+        why = f"{NOT_USED}, and its {size(has)} {TOO_SMALL} the {size(held)} that tensors take at once"
+        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {why}: compute in parts on it", name)
+    is_on_host = isinstance(held, int) or run.head.config.get("unused_device") is True
+    if (computes and is_on_host) or kernel_rows(run)["op"].str.contains(_OF_THE_CPU).any():
+        return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, {NOT_USED}: move the model to it", name)
     do = "record its activity, or move the model to it" if computes else "record its activity, if the program uses it"
     return CpuPart("idle-gpu", 0.0, f"The machine's GPU, {name}, has nothing in the trace: {do}", name)
 
 
-NOT_USED = "is not used"
 _QUANTIZED = ("quantized::", "onednn::q")
 """What the names of operators on quantized tensors begin with, which torch has for CPUs."""
 ON_CPUS_ALONE = "the quantized operators here run on a CPU alone, so move the model from before quantization to it"
+NOT_USED, TOO_SMALL = "is not used", "cannot hold"
 _OF_THE_CPU = r"mkldnn|onednn|_for_cpu$"
 """In the names of operators that run on a CPU alone."""

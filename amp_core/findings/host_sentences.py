@@ -55,6 +55,8 @@ def host_alone(run: Run) -> str:
     """Of a trace that lacks the device's work: what takes longest on the device by torch's events around operators, or
     on the host, as a further sentence. Empty if nothing takes long."""
     config = run.head.config
+    if config.get("metric_ranges"):
+        return _METRICS
     if isinstance(timed := config.get("timed_op"), str) and isinstance(
         share := config.get("timed_op_frac"), int | float
     ):
@@ -81,6 +83,10 @@ def host_alone(run: Run) -> str:
     return f" On the host, {what.format(name=name, share=percent(share), cause=cause)}"
 
 
+_METRICS = (
+    " The profiler measured metrics, for which each kernel runs again, so the times of the host are those of the "
+    "repetitions: record again without metrics."
+)
 _HOST_PARTS = {
     "data": "loading data takes {share} of the time.",
     "compiling": "torch.compile compiles for {share} of the time: profile after a warm-up.",

@@ -3,11 +3,13 @@
 first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import VALUES_COPIED, longest_named
 from amp_core.analysis.performance.kernels import (
@@ -20,7 +22,7 @@ from amp_core.analysis.performance.kernels import (
     of_copies,
     window_rows,
 )
-from amp_core.analysis.performance.memory_savings import SCATTERS
+from amp_core.analysis.performance.memory_savings import FUSED_FRAC, SCATTERS
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, step_share
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
@@ -474,7 +476,8 @@ def _nothing(run: Run, savings: Savings) -> str:
             f"{kernel_in_words(_longest_other(run)[0])} takes {percent(_longest_other(run)[1])} of the {savings.unit}: "
             f"{_IN_STEPS}. Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
         )
-    return f"No single change would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{beside}{rest}"
+    change = "No single change that is looked for" if _HALVED in beside else "No single change"
+    return f"{change} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{beside}{rest}"
 
 
 def _beside_products(run: Run, savings: Savings) -> str:
@@ -483,10 +486,38 @@ def _beside_products(run: Run, savings: Savings) -> str:
     name, share = _longest_other(run)
     memory_frac = float(np.nan_to_num(savings.cost.us("memory_bound", "cast", "layout"))) / savings.cost.step_us
     if share < MIN_BESIDE_FRAC and memory_frac >= MIN_MEMORY_FRAC:
-        return f" Memory-bound kernels take {percent(memory_frac)}, in many short or already fused ones."
+        passes = _passes_over_one(run)
+        others = f"{passes}; the others are many short or already fused ones" if passes else ""
+        return f" Memory-bound kernels take {percent(memory_frac)}, {others or 'in many short or already fused ones'}."
     if share < MIN_BESIDE_FRAC:
         return ""
     return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+
+
+def _passes_over_one(run: Run) -> str:
+    """That kernels without products pass over one large tensor, each once per step, as part of a sentence, where half
+    of their time would be a saving; else empty."""
+    rows, windows = kernel_rows(run), window_rows(run)
+    rows = rows[~is_matrix(rows) & (rows["category"] != "communication")]
+    rows = rows[rows["count"] <= max(1.0, float(windows["steps"].fillna(0.0).sum()))]
+    largest = [max(tensor_shapes(shapes), key=math.prod, default=()) for shapes in rows["in_shapes"]]
+    sizes = [" × ".join(str(size) for size in shape if size > 1) for shape in largest]
+    rows = rows.assign(elements=[math.prod(shape) for shape in largest], sizes=sizes)
+    us = rows[rows["elements"] >= LARGE_ELEMENTS].groupby("elements")["total_us"].sum()
+    frac = float(us.max() / windows["wall_us"].sum()) if len(us) else 0.0
+    rows = rows[rows["elements"] == (us.idxmax() if len(us) else 0)].sort_values("total_us")
+    kernels = int((rows["total_us"] >= MIN_PASS_FRAC * rows["total_us"].sum()).sum())
+    if frac * FUSED_FRAC < MIN_SAVED_FRAC or kernels < 2:
+        return ""
+    tensor = f"one tensor of {rows['sizes'].iloc[-1]}"
+    return f"{percent(frac)} in {kernels} that each pass over {tensor}, {_HALVED}"
+
+
+LARGE_ELEMENTS = 2**27
+"""A tensor of so many elements is larger than the cache of any GPU."""
+MIN_PASS_FRAC = 0.05
+"""Share of the time of such kernels from which one passes over the tensor, and does not read a few of its values."""
+_HALVED = "which fewer passes may halve"
 
 
 def _longest_other(run: Run) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.gpus import is_before_triton
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named, waits_at_start
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -72,6 +72,14 @@ def _is_outside(run: Run) -> bool:
     shortens launches."""
     windows = window_rows(run)
     return float(windows["host_outside_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
+
+
+def _is_beside_optimizer(run: Run) -> bool:
+    """Whether most of the idle time is in longer gaps, of which hardly any are in the optimizer's marked steps."""
+    windows = window_rows(run)
+    longer_us, in_optimizer_us = _longer_us(windows), float(windows["longer_optimizer_us"].fillna(0.0).sum())
+    is_marked, idle_us = bool(run.head.config.get("optimizers")), float(windows["idle_us"].fillna(0.0).sum())
+    return is_marked and longer_us > idle_us / 2 and in_optimizer_us < MIN_OPTIMIZER_FRAC * longer_us
 
 
 def _longer_us(windows: pd.DataFrame) -> float:
@@ -139,6 +147,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return FIRST_PASS
     if may_lack_model(run):
         return _LACKS_MODEL
+    if waits_at_start(window_rows(run)):
+        return _AT_START
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):
@@ -148,6 +158,7 @@ def launch_remedy(run: Run) -> Remedy | None:
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
     each = optimizer_frac(rows) * launches / max(1.0, steps)
     is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
+    is_fused |= _is_beside_optimizer(run)
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
     if on_cuda and _waits_between_steps(run):
@@ -325,7 +336,7 @@ def _training_on_npu(run: Run) -> Remedy:
     names = run.head.config.get("optimizers")
     named = [name for name in names if name in NPU_OPTIMIZERS] if isinstance(names, list) else []
     advice = f"{_WAITS_ELSEWHERE} Use larger batches, and torch_npu's fused operators"
-    if not named:
+    if not named or _is_beside_optimizer(run):
         return Remedy(f"{advice}.", "loader = DataLoader(data, 2 * batch_size)")
     fused = f"optimizer = torch_npu.optim.NpuFused{named[0]}(model.parameters(), lr=lr)"
     return Remedy(f"{advice} and optimizers.", fused)
@@ -350,6 +361,11 @@ FIRST_PASS = Remedy(
     "Most of this is the first of several equal series of launches, which sets up libraries, loads kernels and fills "
     "caches. Profile after a warm-up: what the later ones wait is what can be saved.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
+)
+_AT_START = Remedy(
+    "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save "
+    "no more than that. Launch the next pass before the results of this one are read.",
+    "following = model(next_batch)   # launched before the results of the last one are read\nresults = last.cpu()",
 )
 _LACKS_MODEL = Remedy(
     "Hardly anything runs on the device, and no product of matrices: what is to be made faster may not be in the "
@@ -411,7 +427,7 @@ _WITHOUT_MODEL = Remedy(
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05
-"""Share of the optimizer in the launches below which fusing it saves none worth the name."""
+"""Share of the optimizer in the launches, or in longer gaps, below which fusing it saves none worth the name."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9
 """Share of the optimizer in the launches from which nothing else is worth a change."""
 _FUSED_OPTIMIZER = Remedy(

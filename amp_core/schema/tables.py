@@ -431,6 +431,11 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("lead_data_us", "f", "part of lead_us spent loading data; null if nothing marks it"),
                 _column(
+                    "late_until_us",
+                    "f",
+                    "from the start of wall_us until nearly all idle time before late launches is over; 0 without any",
+                ),
+                _column(
                     "lead_outside_us",
                     "f",
                     "part of lead_us without lead_data_us in which the host is in no operator and no call; 0 if no "

@@ -337,11 +337,14 @@ class _Collector:
             events.benchmarked += benchmark
 
     def _add_allocation(self, event: dict[str, Any], base: float) -> None:
-        """Add an allocation or a free on a device; memory of the host is left out."""
+        """Add an allocation or a free on a device; of memory of the host the peak is kept."""
         arguments, at = event.get("args"), _time(event.get("ts"))
-        if not isinstance(arguments, dict) or at is None or arguments.get("Device Type") == 0:
+        if not isinstance(arguments, dict) or at is None:
             return
         allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
+        if arguments.get("Device Type") == 0:
+            self.events.host_peak_bytes = max(self.events.host_peak_bytes, allocated)
+            return
         calls, allocations = self.events.calls, self.events.allocations
         if (number := _identifier(arguments.get("Device Type"))) in _OF_MEMORY:
             self.events.device_allocations += 1

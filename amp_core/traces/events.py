@@ -153,6 +153,8 @@ class TraceEvents:
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
     """Allocations and frees of memory that the trace states to be a device's."""
+    host_peak_bytes: int = 0
+    """The most memory of the host that tensors held, where the trace tells it."""
     device_thread_ops: int = 0
     """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)

@@ -4,7 +4,10 @@
 {'aten::cudnn_convolution': (2336000.0, 1)}
 """
 
+import re
+
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -18,6 +21,8 @@ MIN_FIRST_RATIO = 50.0
 """Each of the first calls takes at least that many times as long as the median one; memory that is not cached yet, or
 a clock that is still low, costs less."""
 MIN_CALLS = 3
+_SETS_UP = re.compile(r"StreamCreate|GetSymbolAddress|GetDeviceProperties")
+"""In the names of calls that a library makes at its first use within an operator, as for its handle."""
 MIN_TRACE_FRAC = 0.05
 """Share of the trace from which such a call is kept: no other operator is named first."""
 
@@ -28,7 +33,8 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     code counts with what it calls.
 
     A call of another size may take longer for its size: where sizes are known, a later call has the same. On a CPU
-    alone they have to be, but for compiled code, whose first call compiles.
+    alone they have to be, but for compiled code, whose first call compiles. A call that sets up a library needs no
+    later one.
     """
     spans = events.spans
     start, end, name, shapes = (np.asarray(c) for c in (spans.start, spans.end, spans.name, spans.shapes))
@@ -50,9 +56,13 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
             around = np.where(around >= 0, host.parent[around], -1)
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
     found: dict[str, tuple[float, int]] = {}
+    sets_up = _setting_up(events, host) if len(events.work) else np.zeros(len(name), dtype=bool)
     for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():
         own, op = calls[name[calls] == number], events.texts[number].removeprefix(EVALUATE)
         own = own[np.argsort(start[own], kind="stable")]
+        if sets_up[own[0]] and us[own[0]] >= MIN_FIRST_FRAC * total[number]:
+            found[op] = float(whole_us[own[0]]), 1
+            continue
         for count in range(1, 1 + min(MAX_FIRST_CALLS, len(own) // MIN_CALLS)):
             first, later = own[:count], own[count:]
             same = later[np.isin(shapes[later], shapes[first])]
@@ -64,4 +74,14 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
             ):
                 found[op] = float(whole_us[first].sum()), count
                 break
+    return found
+
+
+def _setting_up(events: TraceEvents, host: Host) -> npt.NDArray[np.bool_]:
+    """Of each span, whether it is an outermost one within which the host sets up a library."""
+    named = np.array([_SETS_UP.search(text) is not None for text in events.texts], dtype=bool)
+    op = host.op_of_call[named[np.asarray(events.calls.name, dtype=np.int64)]]
+    op = op[op >= 0]
+    found = np.zeros(len(events.spans), dtype=bool)
+    found[np.where(host.top_of_span[op] >= 0, host.top_of_span[op], op)] = True
     return found

@@ -107,6 +107,7 @@ def idle_columns(
         "idle_copy_us": _beside_copies_us(trace, selected, spans, late),
         "longer_gap_steps": _steps_with(host, causes.host, spans),
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
+        "late_until_us": _until_us(causes.late, spans.low),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
@@ -117,6 +118,19 @@ def idle_columns(
         "alone_loading_us": times.total(loading),
         **dict(zip(REACHES, reach_fracs(replay, linked.own_us[selected]), strict=True)),
     }
+
+
+def _until_us(late: times.Intervals, low: float) -> float:
+    """How long after `low` the device has waited for nearly all of the time that it waits for launches; 0 if it never
+    does."""
+    order = np.argsort(late[0], kind="stable")
+    start, end = late[0][order], late[1][order]
+    waited = np.cumsum(end - start)
+    return float(end[np.searchsorted(waited, NEARLY_ALL_FRAC * waited[-1])] - low) if len(waited) else 0.0
+
+
+NEARLY_ALL_FRAC = 0.95
+"""Share of the time in which the device waits for launches that is nearly all of it."""
 
 
 def _beside_copies_us(

@@ -160,6 +160,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
         config["without_operators"] = True
+    if trace.unused_device:
+        config["unused_device"] = True
     if trace.thinned:
         config["thinned"] = True
     for name in _FOUND:
@@ -189,7 +191,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     return config
 
 
-_COUNTED = ("captures", "graph_launches", "graph_builds", "compiled_calls", "pass_tokens")
+_COUNTED = ("captures", "graph_launches", "graph_builds", "compiled_calls", "pass_tokens", "host_peak_bytes")
 """What is counted in a trace as a whole, by its name in `Trace`."""
 _FOUND = (
     *("captured_calls", "misclocked", "unequal_products"),

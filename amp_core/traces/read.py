@@ -111,6 +111,10 @@ class Trace:
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
     """Allocations and frees of memory that the trace states to be a device's."""
+    host_peak_bytes: int = 0
+    """The most memory of the host that tensors held, where memory was recorded."""
+    unused_device: bool = False
+    """Whether the profiler recorded calls into a device's runtime, and none of them uses the device."""
     device_thread_ops: int = 0
     """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     host_part: HostPart | None = None
@@ -371,6 +375,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         launches=events.launches,
         accelerator_ops=events.accelerator_ops,
         device_allocations=events.device_allocations,
+        host_peak_bytes=events.host_peak_bytes,
+        unused_device=not events.uses_device and len(events.calls) > 0,
         device_thread_ops=events.device_thread_ops,
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,

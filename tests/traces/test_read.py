@@ -99,6 +99,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "longer_optimizer_us": 0,
         "longer_function": None,
         "longer_function_us": 0,
+        "late_until_us": 1150,
         "lead_outside_us": 0,
         "idle_between_waits_us": 50,
         "launches_between_waits": 9,

@@ -135,7 +135,7 @@ def test_the_rank_that_all_traces_of_an_npu_wait_for_is_named(tmp_path, waits, a
 def test_graphs_for_inference_are_not_advised_to_a_training_on_an_npu(tmp_path, trains):
     trace = of_two()
     if trains:
-        trace.event("Optimizer.step#SGD.step", 55, 40, PYTHON, MAIN, cat="cpu_op")
+        trace.event("Optimizer.step#SGD.step", 55, 600, PYTHON, MAIN, cat="cpu_op")
     remedy = launch_remedy(trace.run(tmp_path))
     assert ("torchair" in remedy.snippet) != trains and ("NpuFusedSGD" in remedy.snippet) == trains
 

@@ -10,6 +10,7 @@ sustains them: power limits the clock. For parts sold with different memories th
 says otherwise.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,16 @@ def profiled_gpu(run: Run, device: str, device_name: str = "") -> Gpu:
     index = int(number) if number.isdecimal() and len(number) < 4 else 0
     about = listed[index] if index < len(listed) else listed[0] if listed else {}
     name = str(about.get("name") or device_name)
-    return gpu_of(_chip(about) or name if dense_rates(name) is None else name, about.get("capability"))
+    name = _chip(about) or name if dense_rates(name) is None else name
+    return gpu_of(_with_memory(name, about.get("memory_bytes")), about.get("capability"))
+
+
+def _with_memory(name: str, memory_bytes: Any) -> str:
+    """The name, with the memory of the GPU where it lacks that and the data sheets tell parts apart by it."""
+    if "GB" in name or not isinstance(memory_bytes, int):
+        return name
+    stated, rates = f"{name} {math.ceil(memory_bytes / 2**30)}GB", dense_rates(name)
+    return stated if rates is not None and dense_rates(stated) != rates else name
 
 
 def is_before_triton(run: Run) -> bool:

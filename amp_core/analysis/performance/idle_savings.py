@@ -177,6 +177,9 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
         between = _between(idle) if launch_bound and basis.is_long(us - lead_us) else ""
         calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
         before = "" if launch_bound or in_calls else _before(windows, op, basis)
+        if launch_bound and waits_at_start(windows):
+            first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
+            between = f", nearly all within its first {first}{between}"
         what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
         why = f" because the host launches too late{what}"
     elif len(idle.rows) and (idle.rows["category"] == "communication").all():
@@ -194,6 +197,17 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
         before_us=idle.before_us,
         is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * us,
     )
+
+
+def waits_at_start(windows: pd.DataFrame) -> bool:
+    """Whether the device waits for launches in the first part of each window without steps, and its host is ahead of it
+    from then on."""
+    us = windows["late_until_us"].fillna(0.0)
+    return bool((us > 0).all() and (us <= MAX_START_FRAC * windows["wall_us"]).all() and windows["steps"].isna().all())
+
+
+MAX_START_FRAC = 0.25
+"""Share of a window up to which it is its start."""
 
 
 def _mean_kernel_us(rows: pd.DataFrame) -> float:

@@ -85,6 +85,7 @@ _WINDOW_NUMBERS = (
     "longer_gap_steps",
     "longer_optimizer_us",
     "longer_function_us",
+    "late_until_us",
     "lead_outside_us",
     *REACHES,
 )

@@ -86,6 +86,9 @@ class Saving:
     waits_for_idle: bool = False
     """Whether it shortens kernels of a device that is idle for most of the step: most of them delay nothing, so the
     step becomes shorter only once the device no longer waits."""
+    waits_for_ranks: bool = False
+    """Whether its rank surely waits as long for ranks whose traces are missing: while those are late, a rank that comes
+    sooner waits longer."""
     waiting_is_sure: bool = True
     """False if `waiting_us` is that long only where all of the collectives carry as much as the shortest ones."""
     others: int = 0
@@ -114,13 +117,14 @@ class Saving:
     def how_much(self, unit: str = "") -> str:
         """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
         per, step = f" per {unit}" if unit else "", number(self.step_us / 1e3, "ms")
+        when = ", once the device no longer waits" if self.waits_for_idle else ""
+        when += ", once no other rank is waited for" if self.waits_for_ranks else ""
         if self.lead_us < MIN_INSIDE_FRAC * self.saved_us or not self.lead_us:
-            when = ", once the device no longer waits" if self.waits_for_idle else ""
             return f"up to {number(self.saved_us / 1e3)} of {step}{per}{when}"
         inside, before = round(self.saved_us - self.lead_us, 1), number(self.lead_us / 1e3, "ms")
         if inside < MIN_INSIDE_FRAC * self.saved_us:
-            return f"up to {before}{f'{per}, all' if per else ''} before the first kernel"
-        return f"up to {number(inside / 1e3)} of {step}{per}, and {before} before the first kernel"
+            return f"up to {before}{f'{per}, all' if per else ''} before the first kernel{when}"
+        return f"up to {number(inside / 1e3)} of {step}{per}, and {before} before the first kernel{when}"
 
 
 def step_share(us: float, cost: StepCost) -> str:

@@ -123,6 +123,8 @@ def _possible_savings(run: Run) -> Savings | None:
         )
         for c in alone
     ]
+    missing_us = max((c.waiting_us for c in alone if c.waiting_is_sure), default=0.0)
+    idle = [replace(c, waits_for_ranks=0 < c.saved_us <= missing_us) for c in idle]
     of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
     of_kernels += memory_savings(counted, basis)
     savings = [

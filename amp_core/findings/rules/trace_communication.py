@@ -15,7 +15,7 @@ from amp_core.analysis.performance.collectives import (
     started_apart,
 )
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -122,10 +122,12 @@ def exposed_communication(run: Run) -> list[Finding]:
     if missing is not None:
         is_whole = has_all_ranks(run)
         awaited = run.head.config.get("awaited_rank")
+        is_later = window_rows(run)["step"].min() > 0
         see = "record all ranks, and import their traces together to see which is late"
         if isinstance(awaited, int):
             see = f"the ranks that are here wait longest for rank {awaited}, so record that one too"
-        return for_what_runs(run, [_with_missing_ranks(f, missing, see, is_whole=is_whole) for f in findings])
+        told = [_with_missing_ranks(f, missing, see, is_whole=is_whole, is_later=is_later) for f in findings]
+        return for_what_runs(run, told)
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:
         findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
@@ -175,7 +177,8 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
         largest = float(rows["message_bytes"][rows["message_bytes"] <= MAX_TINY_BYTES].max())
         return replace(_TINY, advice=_TINY.advice.format(bytes=size(largest)))
     if alone_us <= MAX_ALONE_FRAC * total_us and name in _EXCHANGES:
-        return _OVERLAPPED
+        part = "Most" if alone_us <= total_us / 2 else "Part"
+        return replace(_OVERLAPPED, advice=f"{part} of {_OVERLAPPED.advice}")
     return None
 
 
@@ -201,7 +204,9 @@ _FUNCTIONAL = Remedy(
     "torch._inductor.config._micro_pipeline_tp = True   # asynchronous tensor parallelism\n"
     "model = torch.compile(model)",
 )
-MIN_CAPTURED_FRAC, MIN_TINY_FRAC, MAX_ALONE_FRAC = 0.9, 0.5, 0.6
+MIN_CAPTURED_FRAC, MIN_TINY_FRAC = 0.9, 0.5
+MAX_ALONE_FRAC = 0.8
+"""Share of exchanges with nothing beside them up to which the program lets them run beside what it computes."""
 MAX_TINY_BYTES = 512
 """Messages up to this hold a few values, as sizes, and are bound by latency."""
 _ENGINES_OWN = r"(?i)allreduce_fusion|one_?shot|two_?shot|cross_device_reduce|multimem|quick_?reduce"
@@ -221,8 +226,8 @@ _TINY = Remedy(
     "torch.distributed.all_gather_object(out, value, group=sizes)",
 )
 _OVERLAPPED = Remedy(
-    "Most of this communication runs beside computing already, and this is what is left: give it more to run beside, "
-    "or exchange fewer bytes." + _OTHER_RANKS,
+    "this communication runs beside computing already, and this is what is left: give it more to run beside, or "
+    "exchange fewer bytes." + _OTHER_RANKS,
     "...   # more that does not depend on what is exchanged\nwork.wait()",
 )
 MIN_LARGE_US = 1000.0
@@ -308,15 +313,16 @@ def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Findi
     return replace(finding, advice=advice, snippet=finding.snippet if transfers else stacks)
 
 
-def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole: bool) -> Finding:
+def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole: bool, is_later: bool) -> Finding:
     """The finding with advice to find what is waited for first, and what else it advises for the transfer alone.
-    `see`: how to find the late rank. `is_whole`: whether all ranks that the traces name are here."""
+    `see`: how to find the late rank. `is_whole`: whether all ranks that the traces name are here. `is_later`: whether
+    no step is a first one."""
     transfer_us = saving.saved_us - saving.waiting_us
     waiting = f"{'At least' if saving.waiting_is_sure else 'About'} {number(saving.waiting_us / 1e3, 'ms')}"
     advice = (
         f"{waiting} of this is no transfer, which neither overlap nor fewer bytes shorten, and none of these "
-        "ranks enters so late: the first collective of a group sets up its connections, a rank whose trace is not "
-        "here may be late, or the network stalls. Profile after a warm-up, and record all ranks."
+        f"ranks enters so late: {'' if is_later else _SETS_UP}a rank whose trace is not here may be late, or the "
+        f"network stalls. {'Record' if is_later else 'Profile after a warm-up, and record'} all ranks."
         if is_whole
         else f"{waiting} of this is waiting for ranks that enter the collectives late, which neither overlap "
         f"nor fewer bytes shorten: {see}."
@@ -327,6 +333,7 @@ def _with_missing_ranks(finding: Finding, saving: Saving, see: str, *, is_whole:
     return replace(finding, advice=advice, snippet=_RECORD_ALL if is_most else finding.snippet)
 
 
+_SETS_UP = "the first collective of a group sets up its connections, "
 _RECORD_ALL = (
     'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
     "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)"

@@ -14,6 +14,7 @@ from amp_core.findings.cpu_parts import (
     MIN_FP64_FRAC,
     NOT_USED,
     ON_CPUS_ALONE,
+    TOO_SMALL,
     CpuPart,
     attention_part,
     convolution_part,
@@ -417,6 +418,8 @@ def idle_gpu(run: Run) -> list[Finding]:
         return [replace(finding, advice=advice, snippet=snippet)]
     if ON_CPUS_ALONE in part.what:
         return [replace(finding, advice=_OF_QUANTIZED)]
+    if TOO_SMALL in part.what:
+        return [replace(finding, advice=_IN_PARTS.advice, snippet=_IN_PARTS.snippet)]
     if NOT_USED in part.what:
         return [replace(finding, advice="The model and its inputs are on the CPU. Move both to the GPU.")]
     return [finding]
@@ -425,6 +428,11 @@ def idle_gpu(run: Run) -> list[Finding]:
 _OF_QUANTIZED = (
     "The quantized operators of this model are none of a GPU's. Move the model from before quantization to the GPU, in "
     "16 bits, or quantize it with a library that has kernels for GPUs, as torchao."
+)
+_IN_PARTS = Remedy(
+    "The model and its inputs are on the CPU, and all at once do not fit into the GPU. Compute in parts on it.",
+    'model = model.to("cuda")\n'
+    'for part in batch.split(2**20):   # as many rows as fit\n    results.append(model(part.to("cuda")))',
 )
 _CREATES = (
     *("rand(shape", "randn(shape", "randint(high, shape", "normal(mean, std, shape", "zeros(shape", "ones(shape"),

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import CALLS, MIN_OF_ONE_FRAC, longest_named
-from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
@@ -58,6 +58,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
+    if first_calls_of(run, finding.where, longest_named(window_rows(run), "host_op")[1]) is not None:
+        return _FIRST_CALL
     if finding.where in _COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
     if CREATES.fullmatch(finding.where):
@@ -98,14 +100,16 @@ def _are_compiled_ahead(run: Run) -> bool:
 
 
 def _in_many_operators(run: Run) -> bool:
-    """Whether the host is in operators while the device waits, in each step, and in none of them for long."""
+    """Whether the host is in operators while the device waits, in each step or a later one than the first, and in none
+    of them for long."""
     savings, windows = possible_savings(run), window_rows(run)
     late = next((c.late_ranks[0] for c in savings.ranked if len(c.late_ranks) == 1), None) if savings else None
     if late is not None:  # the finding is that of the late rank's host
         windows = windows[windows["rank"] == late]
     saving = next((c for c in savings.ranked if c.code == "host-bound"), None) if savings else None
     steps = float(windows["steps"].sum())
-    if saving is None or steps < MIN_STEPS or saving.saved_us <= 0:
+    is_later = windows["step"].min() > 0  # for which the program has warmed up
+    if saving is None or saving.saved_us <= 0 or (steps < MIN_STEPS and not (steps and is_later)):
         return False
     us = saving.saved_us * steps
     outside_us = float(windows["host_outside_us"].fillna(0.0).sum())
@@ -241,6 +245,11 @@ _HAS_STACKS = Remedy(
     "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
 )
 _WARM_UP = "for _ in range(5):\n    train_step(batch)   # before the profiler starts"
+_FIRST_CALL = Remedy(
+    "The first call of an operator sets up its library, loads its kernels or compiles them. All of this happens once: "
+    "profile after a warm-up.",
+    _WARM_UP,
+)
 _CALLS = {
     "allocation": Remedy(
         "Between launches the program asks the driver for memory. The caching allocator does so until it is warm, "
