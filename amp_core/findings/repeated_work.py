@@ -39,9 +39,10 @@ def recomputed_sentence(run: Run) -> str:
     if us <= 0 or not is_trace(run):
         return ""
     steps, unit = steps_of(run)
+    but = " but collectives" if _work(run) == "kernels" and len(run.collectives) else ""
     return (
         f"Activation checkpointing computes forward anew in backward for {percent(share)} of the time of all "
-        f"{_work(run)} ({number(us / steps / 1e3, 'ms')}{unit})."
+        f"{_work(run)}{but} ({number(us / steps / 1e3, 'ms')}{unit})."
     )
 
 

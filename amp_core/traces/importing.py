@@ -30,7 +30,8 @@ def import_traces(
 
     The rank of a trace is the one that it states, else its place in the list. One trace alone may be that of several
     ranks, merged: each becomes a rank. A trace that states another number of ranks than most is of another job, and
-    left out. Nothing is written if a trace cannot be read. `progress` is called with the name of a trace and the share of it that has been read, 0–1. Raises `RunError`.
+    left out. Nothing is written if a trace cannot be read. `progress` is called with the name of a trace and the share
+    of it that has been read, 0–1. Raises `RunError`.
     """
     if not paths:
         raise RunError("traces=[] is empty; give one trace, or one per rank")
@@ -199,6 +200,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["on_macos"] = True
     if trace.equal_passes:
         config["equal_passes"] = trace.equal_passes
+    if trace.gathers_weights:
+        config["gathers_weights"] = True
     if trace.loader:
         config["loader"] = trace.loader
     if trace.optimizers:

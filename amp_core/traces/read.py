@@ -160,6 +160,8 @@ class Trace:
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
+    gathers_weights: bool = False
+    """Whether torch's FullyShardedDataParallel gathers weights before the layers that need them, as its marks tell."""
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
     norms_in_training: int = 0
@@ -401,6 +403,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         long_view=long_view(events, host, linked),
         few_operators=few_operators(events),
         operator_loop=loop,
+        gathers_weights=any(map(_FSDP.match, events.texts)),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         norms_in_training=events.norms_in_training,
         on_macos=events.on_macos,
@@ -424,6 +427,8 @@ _LOADERS = {
     "own process": re.compile(r"enumerate\(DataLoader\)#_SingleProcess"),
 }
 """Where data is loaded, and the mark of the iterator that does it."""
+_FSDP = re.compile(r"FSDP::|FullyShardedDataParallel\.")
+"""Ranges of both of its versions."""
 _ROCM = re.compile(r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_")
 """Calls and kernels that only AMD's GPUs have."""
 _FACTS = (
