@@ -161,6 +161,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             "accelerator_ops": trace.accelerator_ops,
             "device_allocations": trace.device_allocations,
         }
+        if trace.overheads:
+            config["device_requested"] = True
         if trace.device_thread_ops:
             config["device_thread_ops"] = trace.device_thread_ops
         if trace.times_by_events:

@@ -107,6 +107,8 @@ class Trace:
     the times of operators are those of launching."""
     launches: int = 0
     """Calls that start work on a device."""
+    overheads: int = 0
+    """Events of the profiler's overhead, which torch's records with the activity of a device alone."""
     accelerator_ops: int = 0
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
@@ -371,6 +373,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
+        overheads=events.overheads,
         accelerator_ops=events.accelerator_ops,
         device_allocations=events.device_allocations,
         device_thread_ops=events.device_thread_ops,
