@@ -217,14 +217,15 @@ def _late_before(windows: pd.DataFrame, late: list[int], lag: HostLag | None, st
     much later, as part of a sentence; else empty."""
     if lag is None or len(late) > 1 or lag.longest_us > MAX_GROWTH_RATIO * lag.first_us or lag.longest_us <= 0:
         return ""
-    us = windows.groupby("rank")[["lead_us", "lead_data_us"]].sum() / steps
-    its, theirs = us.loc[late[0]], us.drop(late).mean()
-    if its["lead_us"] - theirs["lead_us"] < MIN_EXPLAINED_FRAC * lag.first_us:
+    us = windows.groupby("rank")[["lead_us", "lead_data_us", "idle_data_us"]].sum() / steps
+    begins_us, data_us = us["lead_us"] + us["idle_data_us"], us["lead_data_us"] + us["idle_data_us"]
+    later_us, loads_us = (one[late[0]] - one.drop(late).mean() for one in (begins_us, data_us))
+    if later_us < MIN_EXPLAINED_FRAC * lag.first_us:
         return ""
     does = "what it does before that makes it late"
-    if its["lead_data_us"] - theirs["lead_data_us"] >= MIN_EXPLAINED_FRAC * lag.first_us:
-        loads = f"{number(its['lead_data_us'] / 1e3)} instead of {number(theirs['lead_data_us'] / 1e3, 'ms')}"
-        does = f"it loads data for {loads} before"
+    if loads_us >= MIN_EXPLAINED_FRAC * lag.first_us:
+        theirs = number(float(data_us.drop(late).mean()) / 1e3, "ms")
+        does = f"it loads data for {number(data_us[late[0]] / 1e3)} instead of {theirs} before"
     behind = number(lag.first_us / 1e3, "ms")
     return f"; rank {late[0]} is {behind} behind at the first collective of the {unit}, and hardly more later: {does}"
 
