@@ -25,6 +25,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.layouts import layout_copies
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
+from amp_core.findings.repeated_work import MIN_LOOP_FIRST_FRAC, loop_frac
 from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent, size
@@ -206,7 +207,9 @@ def longest_operator(rows: pd.DataFrame) -> tuple[str, float]:
 def pace_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
     """That the processor is shared, or that calls cost more than what they compute; None for neither. Of
     `judged_rows`."""
-    return _slow_calls(run, float(rows["total_us"].sum())) or _slow_steps(run) or _costly_calls(run, rows)
+    shared = _slow_calls(run, float(rows["total_us"].sum())) or _slow_steps(run)
+    is_of_loop = loop_frac(run) >= MIN_LOOP_FIRST_FRAC  # which is a finding of its own
+    return shared or (None if is_of_loop else _costly_calls(run, rows))
 
 
 def _slow_steps(run: Run) -> CpuPart | None:

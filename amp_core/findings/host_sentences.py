@@ -5,6 +5,8 @@ worker_sentence(run)     # "The start and the end of the loader's worker process
 host_alone(run)          # ' On the host, loading data takes 41.0 % of the time.'
 """
 
+import re
+
 from amp_core.analysis.performance.kernels import all_first_calls, numbers_of_import
 from amp_core.findings.cpu_parts import CpuPart
 from amp_core.findings.cpu_sentences import WARM_UP, first_call
@@ -77,6 +79,8 @@ def host_alone(run: Run) -> str:
         held = f"{number(held_us / 1e3, 'ms')} of it in one call of {held_op}, which waits for the device"
         return f" On the host, the optimizer's steps take {percent(share)} of the time, {held}."
     what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
+    if kind == "idle-device" and _DRAWS.match(name) and (run.ops["op"] == "aten::copy_").any():
+        what = what.replace("nothing.", "nothing: what is copied to the device can be drawn there.")
     if config.get("loader"):
         what = what.replace("runtime runs for", "runtime runs, and no data is loaded, for")
     cause = _CAUSES.get(str(config.get("host_cause")), "launching, waiting for the device, or its first call")
@@ -97,6 +101,8 @@ _HOST_PARTS = {
     "any-op": "{name} takes {share} of the time: {cause}.",
 }
 """By `HostPart.kind`; what remains is an operator that launches nothing."""
+_DRAWS = re.compile(r"aten::(?:normal|uniform|random|randperm|randn?|bernoulli|exponential)_?$")
+"""Operators that draw random numbers, each with a form for the device."""
 _CAUSES = {"launching": "launching", "waiting": "launching, and waiting for the device"}
 """By `HostPart.cause`."""
 

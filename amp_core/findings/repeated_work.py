@@ -39,9 +39,10 @@ def recomputed_sentence(run: Run) -> str:
     if us <= 0 or not is_trace(run):
         return ""
     steps, unit = steps_of(run)
+    but = " but collectives" if _work(run) == "kernels" and len(run.collectives) else ""
     return (
         f"Activation checkpointing computes forward anew in backward for {percent(share)} of the time of all "
-        f"{_work(run)} ({number(us / steps / 1e3, 'ms')}{unit})."
+        f"{_work(run)}{but} ({number(us / steps / 1e3, 'ms')}{unit})."
     )
 
 
@@ -61,12 +62,13 @@ def loop_sentence(run: Run) -> str:
     )
 
 
-SLICES, COMPARES, OTHER = "slices", "compares", "other"
-"""Kinds of loops: that launch a kernel on each slice, that compare tensors, and those of which it is not known whether
-a pass needs the result of the one before."""
+SLICES, COMPARES, MOVES, OTHER = "slices", "compares", "moves", "other"
+"""Kinds of loops: that launch a kernel on each slice, that compare tensors, that only gather and write elements, and
+those of which it is not known whether a pass needs the result of the one before."""
 _OF_LOOP = {
     SLICES: "put the dimension that it slices into the grid of its kernels",
     COMPARES: "compute its passes at once, or each in fewer operators",
+    MOVES: "it only moves elements, so index all of them at once",
     OTHER: "compute each of its passes in fewer operators, or compile the loop",
 }
 
@@ -74,8 +76,10 @@ _OF_LOOP = {
 def loop_kind(run: Run) -> str:
     """The kind of that loop."""
     (kernels,) = numbers_of_import(run, "operator_loop", "kernels")
-    compares = facts(run.head.config, "operator_loop").get("compares") is True
-    return SLICES if kernels >= MIN_PASSES else COMPARES if compares else OTHER
+    is_of = facts(run.head.config, "operator_loop").get
+    if kernels >= MIN_PASSES:
+        return SLICES
+    return COMPARES if is_of("compares") is True else MOVES if is_of("moves") is True else OTHER
 
 
 def is_of_loop(run: Run, op: str) -> bool:
@@ -88,6 +92,10 @@ def loop_frac(run: Run) -> float:
     """The share of that loop; 0 without one."""
     us, of_us = numbers_of_import(run, "operator_loop", "us", "of_us")
     return us / of_us if loop_sentence(run) else 0.0
+
+
+MIN_LOOP_FIRST_FRAC = 0.5
+"""Share of the host's time in a loop of Python from which that comes first where no work of a device is known."""
 
 
 def steps_of(run: Run) -> tuple[float, str]:

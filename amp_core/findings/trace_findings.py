@@ -31,7 +31,13 @@ from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import GUIDE, make_finding
-from amp_core.findings.repeated_work import growing_sentence, loop_frac, loop_sentence, recomputed_sentence
+from amp_core.findings.repeated_work import (
+    MIN_LOOP_FIRST_FRAC,
+    growing_sentence,
+    loop_frac,
+    loop_sentence,
+    recomputed_sentence,
+)
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
     captured_anew,
@@ -135,8 +141,6 @@ def first_sentence(run: Run) -> str:
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
 
 
-MIN_LOOP_FIRST_FRAC = 0.5
-"""Share of the host's time in a loop of Python from which that comes first where no work of a device is known."""
 MAX_NO_WORK_FRAC = 0.001
 """Share of a window with less device activity than which there is nothing to save on the device."""
 

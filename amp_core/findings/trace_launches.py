@@ -183,6 +183,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return replace(IN_PIECES, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs:
         return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
+    if on_cuda and run.head.config.get("gathers_weights") is True:
+        return _SHARDED_COMPILED if compiled else _SHARDED
     if is_compiled_without_fusion(run):
         return _UNFUSED if on_cuda else _UNFUSED_ELSEWHERE
     if compiled and _is_compiled_throughout(run):
@@ -458,6 +460,16 @@ _BESIDE = (
 )
 _COMPILED_ONCE = Remedy(
     f"{_WAITS}{_BESIDE}, let the compiler capture CUDA graphs too, or use larger batches.", _REDUCE_OVERHEAD
+)
+_GATHERED = "FSDP gathers weights between the blocks, so that no graph holds several"
+_SHARDED = Remedy(
+    f"{_WAITS} Use larger batches, or compile each block: {_GATHERED}.",
+    "for block in model.layers:\n    block.compile()   # before fully_shard(block)",
+)
+_SHARDED_COMPILED = Remedy(
+    f"{_WAITS} Part of the model is compiled already: compile each block in one graph, for {_GATHERED}, or use larger "
+    "batches.",
+    "for block in model.layers:\n    block.compile(fullgraph=True)   # before fully_shard(block)",
 )
 MIN_ALL_COMPILED_FRAC = 0.99
 """Share of launches from compiled code from which no break of a graph is left to find."""

@@ -405,6 +405,11 @@ TABLES: dict[str, Table] = {
                     "without stacks",
                 ),
                 _column("host_function_us", "f", "how long it was in that function during them"),
+                _column(
+                    "host_function_launches",
+                    "f",
+                    "launches of the window that the host makes in that function and in what it calls",
+                ),
                 _column("data_function", "s", "the same during idle_data_us and lead_data_us"),
                 _column("data_function_us", "f", "how long it was in that function during them"),
                 _column(

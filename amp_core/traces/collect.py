@@ -176,6 +176,7 @@ class _Collector:
             event=event,
         )
         if kind == "overhead":
+            events.overheads += 1
             self._add_overhead(item)
             return
         events.first_us = min(events.first_us, item.start)

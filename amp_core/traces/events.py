@@ -179,6 +179,8 @@ class TraceEvents:
     """Those of which it does."""
     norms_in_training: int = 0
     """Calls of batch norm whose recorded argument says that they compute the statistics of their batch."""
+    overheads: int = 0
+    """Events of the profiler's overhead, which torch's records with the activity of a device alone."""
     event_records: int = 0
     """Calls that record an event, also short ones."""
     metric_ranges: int = 0

@@ -105,7 +105,7 @@ NO_OPERATOR = "no operator"
 
 def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
-    that it calls, and how long, in microseconds."""
+    that it calls, and how long, in microseconds; with `ASLEEP` if it slept."""
     frames, spans = events.frames, of_program(events, spans)
     chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
     if not len(chosen) or not len(spans[0]):
@@ -126,9 +126,29 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
         around.append(item)
     skipped = _WAITS if events.uses_device else _OF_NOBODY
     own[np.array([skipped.search(text) is not None for text in events.texts], dtype=bool)[names]] = 0.0
-    us = np.bincount(caller, own, minlength=len(events.texts))
-    longest = int(us.argmax())
+    sleeps = np.array([_SLEEP.match(text) is not None for text in events.texts], dtype=bool)[names]
+    us, asleep_us = (
+        np.bincount(caller[chosen], own[chosen], minlength=len(events.texts)) for chosen in (~sleeps, sleeps)
+    )
+    longest, sleeping = int(us.argmax()), int(asleep_us.argmax())
+    if asleep_us[sleeping] > us[longest]:
+        return f"{events.texts[sleeping]}{ASLEEP}", float(asleep_us[sleeping])
     return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
+
+
+ASLEEP = ", asleep"
+"""What is added to the name of a function that sleeps."""
+_SLEEP = re.compile(r"<built-in (?:method|function) sleep\b")
+
+
+def launches_in(events: TraceEvents, host: Host, function: str | None, launched: times.Floats) -> int:
+    """How many of these launches the loop's thread makes in a Python function and what it calls."""
+    frames, named = events.frames, (function or "").removesuffix(ASLEEP)
+    numbers = [number for number, text in enumerate(events.texts) if text == named]
+    chosen = np.isin(np.asarray(frames.name), numbers) & (np.asarray(frames.thread) == host.loop_thread)
+    starts, ends = times.union(np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen])
+    at = np.searchsorted(starts, launched, side="right") - 1
+    return int((launched < ends[at])[at >= 0].sum()) if len(starts) else 0
 
 
 _OF_PYTHON = re.compile(

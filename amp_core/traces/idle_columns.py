@@ -14,7 +14,7 @@ import numpy.typing as npt
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, longest_in
-from amp_core.traces.host_spans import longest_function, longest_op, outside_operators, profiling_us
+from amp_core.traces.host_spans import launches_in, longest_function, longest_op, outside_operators, profiling_us
 from amp_core.traces.idle_causes import DISPATCH_US, IdleCauses, idle_causes, long_launches
 from amp_core.traces.link import EVALUATE, Host
 from amp_core.traces.long_calls import longest_calls
@@ -111,6 +111,7 @@ def idle_columns(
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
+        "host_function_launches": launches_in(events, host, longest["host_function"][0], linked.launched_us[selected]),
         "host_call": in_calls.names if in_calls else None,
         "host_call_kind": in_calls.kind if in_calls else None,
         "host_call_us": in_calls.us if in_calls else 0.0,

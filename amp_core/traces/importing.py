@@ -4,6 +4,7 @@
 PosixPath('runs/profiled')
 """
 
+import collections
 import dataclasses
 import datetime
 import functools
@@ -28,8 +29,9 @@ def import_traces(
     """Write the run folder `out` from `paths` and return it.
 
     The rank of a trace is the one that it states, else its place in the list. One trace alone may be that of several
-    ranks, merged: each becomes a rank. Nothing is written if a trace cannot be
-    read. `progress` is called with the name of a trace and the share of it that has been read, 0–1. Raises `RunError`.
+    ranks, merged: each becomes a rank. A trace that states another number of ranks than most is of another job, and
+    left out. Nothing is written if a trace cannot be read. `progress` is called with the name of a trace and the share
+    of it that has been read, 0–1. Raises `RunError`.
     """
     if not paths:
         raise RunError("traces=[] is empty; give one trace, or one per rank")
@@ -39,9 +41,10 @@ def import_traces(
         read = read_ranks(paths[0], following[0])
     else:
         read = [read_trace(path, progress=each) for path, each in zip(paths, following, strict=True)]
-    traces = _by_rank(read)
+    kept = _of_one_job(read)
+    traces = _by_rank(kept)
     with new_folder(out) as aside:
-        _write(traces, _notes(traces), aside, name or Path(out).name)
+        _write(traces, [*_notes(traces), *_left_out_notes(read, kept)], aside, name or Path(out).name)
     return Path(out)
 
 
@@ -108,6 +111,27 @@ def _awaited_rank(traces: list[Trace]) -> int | None:
     return awaited.pop() if is_sure and len(awaited) == 1 and not awaited & here else None
 
 
+def _of_one_job(traces: list[Trace]) -> list[Trace]:
+    """The traces without those that state another number of ranks than most of them, or a smaller one of two that are
+    equally frequent: ranks that share collectives state the same."""
+    counts = collections.Counter(trace.world_size for trace in traces if trace.world_size is not None)
+    if len(counts) < 2:
+        return traces
+    world_size = max(counts, key=lambda size: (counts[size], size))
+    return [trace for trace in traces if trace.world_size in (world_size, None)]
+
+
+def _left_out_notes(traces: list[Trace], kept: list[Trace]) -> list[str]:
+    """That traces of other jobs are left out, in words."""
+    world_size = next((trace.world_size for trace in kept if trace.world_size is not None), None)
+    return [
+        f"{trace.name} is of another job, and left out: it states {trace.world_size} "
+        f"rank{'s' if trace.world_size != 1 else ''}, the others {world_size}"
+        for trace in traces
+        if not any(trace is one for one in kept)
+    ]
+
+
 def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
     """Traces by rank, in order."""
     by_rank: dict[int, Trace] = {}
@@ -137,6 +161,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             "accelerator_ops": trace.accelerator_ops,
             "device_allocations": trace.device_allocations,
         }
+        if trace.overheads:
+            config["device_requested"] = True
         if trace.device_thread_ops:
             config["device_thread_ops"] = trace.device_thread_ops
         if trace.times_by_events:
@@ -178,6 +204,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["on_macos"] = True
     if trace.equal_passes:
         config["equal_passes"] = trace.equal_passes
+    if trace.gathers_weights:
+        config["gathers_weights"] = True
     if trace.loader:
         config["loader"] = trace.loader
     if trace.optimizers:

@@ -65,6 +65,8 @@ class OperatorLoop:
     compares: bool = False
     """Whether its passes compare tensors, as with bounds, and the host reads none of the results: no pass needs the one
     before."""
+    moves: bool = False
+    """Whether its passes compute nothing, and only gather elements and write them to others."""
     kernels: int = 0
     """If its operators only select and slice: kernels that its passes launch outside of operators."""
 
@@ -117,6 +119,7 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
         names=tuple(events.texts[name] for name in longest.tolist()),
         called=tuple(events.texts[name] for name in _called(events, host, chosen[inside])[:_MAX_CALLED].tolist()),
         compares=any(map(_COMPARES.match, texts)) and not any(map(_READS.match, texts)),
+        moves=all(_MOVES.match(text) or is_view(text) for text in texts) and any(map(_WRITES.match, texts)),
         kernels=int(kernels[inside].sum()) if all(map(is_view, texts)) else 0,
     )
 
@@ -128,6 +131,8 @@ def _called(events: TraceEvents, host: Host, operators: npt.NDArray[np.int64]) -
 
 _MAX_CALLED = 100
 _COMPARES = re.compile(r"aten::(?:ge|gt|le|lt|eq|ne|greater|less|bucketize|searchsorted)(?:_equal)?_?$")
+_WRITES = re.compile(r"aten::(?:fill_|copy_|index_put_)$")
+_MOVES = re.compile(rf"{_WRITES.pattern}|aten::(?:index|index_select|gather|clone|item|alias|lift_fresh)$")
 _READS = re.compile(r"aten::(?:item|is_nonzero|_local_scalar_dense|equal|allclose)$")
 """Operators by which the host reads a result, as of the test that ends an iteration."""
 
@@ -191,5 +196,7 @@ the other."""
 
 
 def _has_weights(name: str) -> bool:
-    """Whether an operator may belong to a layer of a model."""
-    return name in _PRODUCTS_WITH_WEIGHTS or (name.startswith("aten::") and operator_category(name) in _WITH_WEIGHTS)
+    """Whether an operator may belong to a layer of a model; those that only gather or scatter do not tell."""
+    category = operator_category(name) if name.startswith("aten::") else ""
+    is_layer = category in _WITH_WEIGHTS and (category != "embedding" or "embedding" in name)
+    return name in _PRODUCTS_WITH_WEIGHTS or is_layer

@@ -107,6 +107,8 @@ class Trace:
     the times of operators are those of launching."""
     launches: int = 0
     """Calls that start work on a device."""
+    overheads: int = 0
+    """Events of the profiler's overhead, which torch's records with the activity of a device alone."""
     accelerator_ops: int = 0
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0
@@ -164,6 +166,8 @@ class Trace:
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
+    gathers_weights: bool = False
+    """Whether torch's FullyShardedDataParallel gathers weights before the layers that need them, as its marks tell."""
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
     norms_in_training: int = 0
@@ -373,6 +377,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         accelerator=accelerator,
         unrecorded=unrecorded,
         launches=events.launches,
+        overheads=events.overheads,
         accelerator_ops=events.accelerator_ops,
         device_allocations=events.device_allocations,
         host_peak_bytes=events.host_peak_bytes,
@@ -407,6 +412,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         long_view=long_view(events, host, linked),
         few_operators=few_operators(events),
         operator_loop=loop,
+        gathers_weights=any(map(_FSDP.match, events.texts)),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         norms_in_training=events.norms_in_training,
         on_macos=events.on_macos,
@@ -430,6 +436,8 @@ _LOADERS = {
     "own process": re.compile(r"enumerate\(DataLoader\)#_SingleProcess"),
 }
 """Where data is loaded, and the mark of the iterator that does it."""
+_FSDP = re.compile(r"FSDP::|FullyShardedDataParallel\.")
+"""Ranges of both of its versions."""
 _ROCM = re.compile(r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_")
 """Calls and kernels that only AMD's GPUs have."""
 _FACTS = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, Host, Ints
@@ -21,7 +22,7 @@ _OF_FORWARD = re.compile(
 MIN_KINDS = 2
 """Kinds of such operators within nodes from which it is a forward pass, and no function of the program's own."""
 MIN_FRAC = 0.05
-"""Share of the time of all work from which it is kept."""
+"""That share of the time of other work from which it is kept."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Recomputation:
     us: float
     """The time of that, on the device, or of a CPU's operators; microseconds, all of the trace."""
     frac: float
-    """Its share of the time of all work."""
+    """Its share of the time of all work but collectives, which wait for other ranks."""
 
 
 def recomputation(events: TraceEvents, host: Host, linked: LinkedWork) -> Recomputation | None:
@@ -58,7 +59,8 @@ def recomputation(events: TraceEvents, host: Host, linked: LinkedWork) -> Recomp
     around = _node_around(host, is_node, op)
     inside = (around >= 0) & (start[op] >= begins[around]) & (start[op] < ends[around])
     us = float(linked.own_us[linked.op >= 0][inside].sum())
-    frac = us / max(float(linked.own_us.sum()), 1e-3)
+    communicates = np.array([classify_kernel(text).category == "communication" for text in events.texts], dtype=bool)
+    frac = us / max(float(linked.own_us[~communicates[linked.name]].sum()), 1e-3)
     return Recomputation(len(np.unique(node)), us, frac) if frac >= MIN_FRAC else None
 
 

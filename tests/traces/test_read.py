@@ -90,6 +90,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "copies_alone_us": 2 * 40,
         "host_function": None,
         "host_function_us": 0,
+        "host_function_launches": 0,
         "data_function": None,
         "data_function_us": 0,
         "idle_dispatch_us": 100,

@@ -115,18 +115,29 @@ def clock_offsets(frame: pd.DataFrame) -> "pd.Series[float]":
     return pd.Series({rank: _offset((ends[rank] - ends[first]).dropna().to_numpy()) for rank in ends}, dtype=float)
 
 
-def host_lag_us(frame: pd.DataFrame, ranks: Collection[int]) -> float | None:
-    """How far the hosts of these ranks are behind all others where they launch collectives, at most; mean over steps.
-    None where launches or clocks are not known. Of rows of `collective_rows`."""
+@dataclass(frozen=True)
+class HostLag:
+    """How far the hosts of some ranks are behind all others where they launch collectives; means over steps."""
+
+    first_us: float
+    """At the first collective of a step."""
+    longest_us: float
+    last_us: float
+    """At the last one: hosts that waited for their device in between have caught up with the late ones."""
+
+
+def host_lag(frame: pd.DataFrame, ranks: Collection[int]) -> HostLag | None:
+    """That of these ranks; None where launches or clocks are not known. Of rows of `collective_rows`."""
     matched = frame[frame["last"].notna()]
     launched = matched["launched_us"] - matched["rank"].map(clock_offsets(frame)).astype(float)
     if launched.empty or launched.isna().any():
         return None
     by = [matched[key] for key in KEYS]
     late = matched["rank"].isin(ranks)
-    behind = launched[late].groupby([one[late] for one in by], dropna=False).max()
-    behind = behind - launched[~late].groupby([one[~late] for one in by], dropna=False).max()
-    return max(0.0, float(behind.groupby(level="step", dropna=False).max().mean()))
+    latest = launched[late].groupby([one[late] for one in by], dropna=False).max()
+    behind = latest - launched[~late].groupby([one[~late] for one in by], dropna=False).max()
+    of_step = behind.iloc[latest.argsort()].clip(lower=0.0).groupby(level="step", dropna=False)
+    return HostLag(*(float(us.mean()) for us in (of_step.first(), of_step.max(), of_step.last())))
 
 
 def started_apart(run: Run) -> bool:

@@ -16,10 +16,11 @@ import pandas as pd
 from amp_core.analysis.performance.collectives import (
     KEYS,
     REDUCING,
+    HostLag,
     collective_rows,
     gradient_dtype,
     has_all_ranks,
-    host_lag_us,
+    host_lag,
     late_ranks,
     longest_transfer,
     rank_waiting,
@@ -208,10 +209,10 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     slower = slower_gpus(windows, named) if set(held) != set(named) else 0.0
     theirs = windows[~windows["rank"].isin(named)]
     hosts_us = float(theirs["host_us"].sum()) / others / steps
-    lag_us = host_lag_us(rows, named)
-    if lag_us is not None:  # where a host waits for its device, it catches up with the late ones
+    lag = host_lag(rows, named)
+    if lag is not None:  # where a host waits for its device, it catches up with the late ones
         waited_us = float(theirs["sync_us"].fillna(0.0).sum()) / others / steps
-        hosts_us = max(hosts_us, their_step_us - lag_us - waited_us)
+        hosts_us = max(hosts_us, their_step_us - lag.last_us - waited_us)
     all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 and not started_apart(run) else 0.0
     is_of_hosts = all_hosts_us and is_sure and not slower and set(held) != set(named)
     return Saving(
@@ -224,7 +225,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
         f"{', though their own hosts are nearly as slow' if is_of_hosts else ''}",
         f"rank {named[0]}",
         f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
-        f"{'' if is_sure else parts}",
+        f"{'' if is_sure else parts}{_late_before(windows, named, lag, steps, unit)}",
         all_waiting=is_sure,
         all_hosts_us=all_hosts_us,
         late_ranks=tuple(named),
@@ -233,6 +234,27 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     )
 
 
+def _late_before(windows: pd.DataFrame, late: list[int], lag: HostLag | None, steps: float, unit: str) -> str:
+    """That one late rank is as far behind at the first collective of a step as later, since it began to launch that
+    much later, as part of a sentence; else empty."""
+    if lag is None or len(late) > 1 or lag.longest_us > MAX_GROWTH_RATIO * lag.first_us or lag.longest_us <= 0:
+        return ""
+    us = windows.groupby("rank")[["lead_us", "lead_data_us", "idle_data_us"]].sum() / steps
+    begins_us, data_us = us["lead_us"] + us["idle_data_us"], us["lead_data_us"] + us["idle_data_us"]
+    later_us, loads_us = (one[late[0]] - one.drop(late).mean() for one in (begins_us, data_us))
+    if later_us < MIN_EXPLAINED_FRAC * lag.first_us:
+        return ""
+    does = "what it does before that makes it late"
+    if loads_us >= MIN_EXPLAINED_FRAC * lag.first_us:
+        theirs = number(float(data_us.drop(late).mean()) / 1e3, "ms")
+        does = f"it loads data for {number(data_us[late[0]] / 1e3)} instead of {theirs} before"
+    behind = number(lag.first_us / 1e3, "ms")
+    return f"; rank {late[0]} is {behind} behind at the first collective of the {unit}, and hardly more later: {does}"
+
+
+MAX_GROWTH_RATIO = 1.25
+"""How many times as far a late rank may be behind at later collectives as at the first, for what comes before that to
+be the cause."""
 MIN_SLOWER_RATIO = 1.3
 """A GPU that takes that many times as long for as many kernels is slower: others' sizes differ by less."""
 MAX_LAUNCHES_SPREAD = 0.1

@@ -67,6 +67,7 @@ _WINDOW_NUMBERS = (
     "launches_between_waits",
     "host_op_us",
     "host_function_us",
+    "host_function_launches",
     "data_function_us",
     "host_call_us",
     "lead_us",

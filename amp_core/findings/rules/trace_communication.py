@@ -78,7 +78,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
         elif late.all_hosts_us and remedy is _LATE_RANKS:
-            remedy = _slow_hosts(late)
+            launch_bound = savings is not None and any(c.code == "launch-bound" for c in savings.ranked)
+            remedy = _slow_hosts(late, launch_bound=launch_bound)
         if not has_all_ranks(run):
             remedy = replace(remedy, advice=f"{remedy.advice}{_LATER_STILL}")
         return for_what_runs(
@@ -366,18 +367,20 @@ _LATE_RANKS = Remedy(
 )
 
 
-def _slow_hosts(late: Saving) -> Remedy:
-    """Advice where the hosts of all ranks are slow: whichever is the latest, the others wait for it."""
+def _slow_hosts(late: Saving, *, launch_bound: bool) -> Remedy:
+    """Advice where the hosts of all ranks are slow: whichever is the latest, the others wait for it. `launch_bound`:
+    that they launch kernel by kernel is a finding of its own."""
     hosts, step = number(late.all_hosts_us / 1e3), number(late.step_us / 1e3, "ms")
     alone, saved = number(max(0.0, late.step_us - late.all_hosts_us) / 1e3), number(late.saved_us / 1e3, "ms")
     return Remedy(
         f"The hosts of the other ranks need {hosts} of {step} themselves, so faster late ranks alone save at most "
-        f"{alone} of the {saved}. Find what holds up all hosts: too few processors or a quota, threads of several "
-        "ranks on one processor, other processes, or Python's own work.",
+        f"{alone} of the {saved}. {_LAUNCHING if launch_bound else 'F'}ind what holds up all hosts: too few processors "
+        "or a quota, threads of several ranks on one processor, other processes, or Python's own work.",
         "nproc; cat /sys/fs/cgroup/cpu.max; taskset -cp $PID   # processors, quota, and pinning of each rank",
     )
 
 
+_LAUNCHING = "What shortens launches shortens the steps of all. If that is not enough, f"
 _AND_TRANSFER = (
     "Part of this is waiting for ranks that enter the collectives late: find what those do before the collectives that "
     "the others do not do. The rest is the transfer itself, which overlap, a faster network or fewer bytes shorten."

@@ -14,6 +14,8 @@ from amp_core.findings.step_sentences import captured_anew, passes_sentence
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.findings.trace_launches import FIRST_PASS, IN_PIECES, is_in_pieces, launch_remedy, with_waits
 from amp_core.store.run import Run
+from amp_core.text.formatting import number
+from amp_core.traces.host_spans import ASLEEP
 from amp_core.traces.operators import is_compiled_code
 
 
@@ -69,7 +71,11 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if finding.where in set(window_rows(run)["host_function"]):
         if _OF_OUTPUT.search(finding.where.rpartition(": ")[2]):
             return _IN_OUTPUT
-        return _IN_FORWARD if _OF_MODEL.search(finding.where) else _IN_PYTHON
+        if finding.where.endswith(ASLEEP):
+            return _sleeps(run)
+        if _OF_MODEL.search(finding.where):
+            return _IN_FORWARD
+        return _IN_LOOP if _launches_most(run, finding.where) else _IN_PYTHON
     if is_compiled_code(finding.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
         if not isinstance(launches, int):
@@ -86,6 +92,31 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
 
 
+def _sleeps(run: Run) -> Remedy:
+    """Advice for a program that sleeps, and for launches that are slow one by one beside that."""
+    windows = window_rows(run)
+    idle_us, dispatch_us = (float(windows[name].fillna(0.0).sum()) for name in ("idle_us", "idle_dispatch_us"))
+    if dispatch_us < MIN_DISPATCH_FRAC * idle_us:
+        return _SLEEPS
+    part = f"{number(dispatch_us / 1e3)} of the {number(idle_us / 1e3, 'ms')} that the device is idle"
+    small = f"For {part}, launches are slow one by one: batch or compile small operators."
+    return replace(_SLEEPS, advice=f"{_SLEEPS.advice} {small}")
+
+
+MIN_DISPATCH_FRAC = 0.25
+"""Share of gaps between launches in the idle time from which they are told beside a pause."""
+
+
+def _launches_most(run: Run, function: str) -> bool:
+    """Whether most of what a device does is launched in a function: then it is the loop, or a part of it."""
+    windows = window_rows(run)
+    windows = windows[windows["host_function"] == function]
+    launches = float(windows["host_function_launches"].fillna(0.0).sum())
+    return launches >= max(MIN_LAUNCHES, MIN_OF_LAUNCHES_FRAC * float(windows["launches"].sum()))
+
+
+MIN_LAUNCHES, MIN_OF_LAUNCHES_FRAC = 10, 0.5
+"""Launches in a function, and their share of all, from which it is no preparation that could be made once."""
 MIN_COMPILED_AHEAD_FRAC, MIN_COMPILED_AHEAD = 0.5, 10
 """Share and number of kernels with a name of `aclnn` from which torch_npu takes compiled operators where it has
 them."""
@@ -189,6 +220,15 @@ _IN_PYTHON = Remedy(
     "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
     "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
     "prepared = prepare(inputs)   # once, before the loop",
+)
+_IN_LOOP = Remedy(
+    "This function launches most of what the GPU does, and runs Python in between; a timeline shows which. Move out of "
+    "it what each pass repeats, and launch more work at once.",
+    "step = torch.compile(step)   # or one batched call, as torch.bmm, for many small ones",
+)
+_SLEEPS = Remedy(
+    "The program sleeps there while the device has nothing to do. Leave the pause out, or wait for what it waits for.",
+    "torch.accelerator.synchronize()   # instead of time.sleep, to wait for the device",
 )
 _OF_OUTPUT = re.compile(r"(?i)log|dump|write|save|print|report|checkpoint|export|json|pickle|serialize|emit|flush")
 """In the names of functions that write something."""

@@ -8,6 +8,7 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.repeated_work import (
     COMPARES,
+    MOVES,
     SLICES,
     growing_sentence,
     growing_won_us,
@@ -112,6 +113,11 @@ _LOOPS = {
         "compute. Make what the passes differ in a dimension of the tensors, and compute them at once; where a pass "
         "needs the result of the one before, compute it in fewer operators, or compile the loop.",
         "inside = (x >= low[:, None]) & (x < high[:, None])   # all bounds at once, not in a loop over them",
+    ),
+    MOVES: Remedy(
+        "Each pass costs the calls of Python and of its operators, and only moves a few elements. Make tensors of all "
+        "positions, and index with these once.",
+        "out[:, columns] = table[0, rows]   # all positions at once, not one in each pass",
     ),
     SLICES: Remedy(
         "Each pass selects a slice and launches a kernel on it. Put that dimension into the kernel's grid: one launch "

@@ -84,6 +84,8 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if run.head.config.get("times_by_events"):
         return for_what_runs(run, [replace(finding, advice=_BY_EVENTS, snippet=entry_snippet)])
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
+        if run.head.config.get("device_requested") is True:
+            return for_what_runs(run, [replace(finding, advice=_REQUESTED.advice, snippet=_REQUESTED.snippet)])
         return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
     return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
 
@@ -103,13 +105,21 @@ _BY_EVENTS = (
     "and did not ask for kernels. Record with torch.profiler.profile and ProfilerActivity.CUDA."
 )
 """Advice for launches without kernels where torch timed operators with events."""
-_KEPT_BACK = (
-    "The trace has the calls that launch. Either ProfilerActivity.CUDA was not among the activities, or the driver "
-    "kept the kernels back: permission is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; "
+_DRIVER = (
+    "the driver kept the kernels back: permission is missing (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES; "
     "NVreg_RestrictProfilingToAdminUsers=0 gives it to all users), another profiler is attached, or the driver gives "
     "them to nobody, as older ones under WSL."
 )
+_KEPT_BACK = (
+    "The trace has the calls that launch. Either ProfilerActivity.CUDA was not among the activities, or " + _DRIVER
+)
 """Advice for launches without kernels on a GPU of NVIDIA's."""
+_REQUESTED = Remedy(
+    f"ProfilerActivity.CUDA was among the activities, for the trace has the profiler's overhead, so {_DRIVER}",
+    "python main.py 2>&1 | grep -i cupti   # the error with which the profiler gives up the kernels\n"
+    "nvidia-smi   # the driver, and other processes on the GPU",
+)
+"""The same where the activity of the device was requested."""
 _APPLE = Remedy(
     "torch.profiler does not record Apple's GPUs: operator times are those of launching, and of waiting where a value "
     "is read. Record signposts with torch.mps.profiler, and look at them in Instruments.",
