@@ -1,0 +1,41 @@
+"""Statements and advice that public traces refuted: each case that was wrong, and the neighbour that stays."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces.made import Made, run_of
+
+
+@pytest.mark.parametrize(("reading_us", "told"), [(600, True), (20, False)])
+def test_a_host_that_waits_in_the_optimizer_and_for_values_waits_in_all(tmp_path, reading_us, told):
+    """The device is not recorded, and the optimizer's steps take less than all waits together."""
+    trace = Made()
+    trace.op("aten::cudnn_convolution", 0, 100)
+    trace.event("mark", "Optimizer.step#Adam.step", 100, 900, 1)
+    for number in range(8):
+        trace.op("aten::addcdiv_", 100 + 10 * number, 8)
+    trace.op("aten::addcdiv_", 200, 700)
+    trace.op("aten::item", 1010, reading_us)
+    trace.op("aten::_local_scalar_dense", 1011, reading_us - 2)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    waits = "waiting for the device takes at least 80.7 % of the time, 0.700 ms of it in one call of aten::addcdiv_, "
+    assert (f"{waits}the rest in reading values (aten::item)." in sentence) == told
+    assert ("the optimizer's steps take" in sentence) == (not told)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_backward_whose_threads_were_not_recorded_is_not_called_python(tmp_path, recorded):
+    trace = Made()
+    for number in range(5):
+        trace.op("aten::cudnn_convolution", 20 * number, 10)
+        trace.op("aten::relu", 20 * number + 10, 10)
+    trace.event("mark", "## backward ##", 100, 400, 1)
+    if recorded:
+        for number in range(40):
+            trace.op("aten::cudnn_convolution_backward" if number % 2 else "aten::mul", 102 + 9 * number, 8, 2)
+    trace.event("mark", "## metrics ##", 500, 200, 1)
+    trace.op("aten::add", 690, 10)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("for 57.1 % of the time backward runs and none of its operators is in the trace" in sentence) != recorded
+    assert ("neither an operator" in sentence) == recorded
