@@ -39,3 +39,19 @@ def test_a_backward_whose_threads_were_not_recorded_is_not_called_python(tmp_pat
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("for 57.1 % of the time backward runs and none of its operators is in the trace" in sentence) != recorded
     assert ("neither an operator" in sentence) == recorded
+
+
+@pytest.mark.parametrize(("for_layout", "share"), [(True, "27.0 %"), (False, "37.3 %")])
+def test_a_copy_for_the_layout_of_a_convolution_fuses_with_nothing(tmp_path, for_layout, share):
+    """A copy that the program calls itself stays among elementwise operators."""
+    trace = Made()
+    trace.op("aten::conv1d", 0, 650)
+    if for_layout:
+        trace.op("aten::clone", 2, 148)
+    trace.op("aten::copy_", 3 if for_layout else 900, 146)
+    trace.op("aten::mkldnn_convolution", 150, 499)
+    for number, name in enumerate(("aten::relu", "aten::add", "aten::mul", "aten::native_batch_norm")):
+        trace.op(name, 650 + 60 * number, 60)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert f"lementwise operators and norms take {share}" in sentence
+    assert ("Copies into another layout take 16.4 % of the operators' time, most in aten::conv1d" in sentence) == for_layout
