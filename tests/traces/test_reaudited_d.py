@@ -4,6 +4,7 @@ import pytest
 
 from amp_core import diagnose
 from amp_core.findings import first_sentence
+from tests.traces import made
 from tests.traces.made import Made, run_of
 
 
@@ -55,3 +56,49 @@ def test_a_copy_for_the_layout_of_a_convolution_fuses_with_nothing(tmp_path, for
     sentence = first_sentence(run_of(tmp_path, trace))
     assert f"lementwise operators and norms take {share}" in sentence
     assert ("Copies into another layout take 16.4 % of the operators' time, most in aten::conv1d" in sentence) == for_layout
+
+
+def advice_of(run, code):
+    (finding,) = [f for f in diagnose(run) if f.code == code]
+    return finding.advice
+
+
+@pytest.mark.parametrize(("node", "share"), [("torch::autograd::AccumulateGrad", "30 %"), ("ReluBackward0", "50 %")])
+def test_adding_to_gradients_is_nothing_that_compiling_fuses(tmp_path, node, share):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for number in range(3):
+        trace.op("aten::relu", 10 * number, 9)
+        trace.kernel(made.RELU, 10 + 100 * number, 100, 10 * number + 2)
+    trace.op(f"autograd::engine::evaluate_function: {node}", 50, 40, 2)
+    trace.op(node, 50, 39, 2)
+    for number in range(2):
+        trace.op("aten::add_", 52 + 10 * number, 9, 2)
+        trace.kernel(made.RELU, 400 + 100 * number, 100, 54 + 10 * number, 2)
+    trace.op("aten::mm", 95, 8)
+    trace.kernel(made.GEMM, 610, 390, 97)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert f"casts and reductions take {share} of the step" in finding.title
+    adds = "Adding gradients to ones that exist already takes another 20 % of the step: with one backward per step"
+    assert (adds in finding.advice) == (share == "30 %")
+
+
+@pytest.mark.parametrize(("trains", "gemm_us", "says"), [(False, 40, "by model.half()"), (True, 4, "leave autocast out"),
+                                                         (True, 40, None)])  # fmt: skip
+def test_casts_of_autocast_that_only_cost_launches_are_told(tmp_path, trains, gemm_us, says):
+    """Where products are long, they gain more from 16 bits than the casts take."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for number in range(10):
+        at = 100 * number
+        trace.op("aten::linear", at, 80)
+        trace.op("aten::copy_", at + 5, 10, **{"Input type": ["c10::Half", "float", "Scalar"]})
+        trace.kernel(made.CAST, at + 20, 2, at + 6)
+        trace.op("aten::addmm", at + 20, 20, **{"Input type": ["c10::Half"] * 3})
+        trace.kernel(made.GEMM, at + 50, gemm_us, at + 22)
+    if trains:
+        trace.op("AddmmBackward0", 990, 5, 2)
+        trace.kernel(made.RELU, 995, 2, 991, 2)
+    advice = advice_of(run_of(tmp_path, trace), "launch-bound")
+    assert ("of the launches are autocast's casts" in advice) == (says is not None)
+    assert says is None or says in advice

@@ -62,6 +62,12 @@ def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[stepping & ~fused]
 
 
+def is_accumulating(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of `kernels` a gradient's arrival launches, as adding it to one that exists already: the engine of
+    autograd does so, outside of a compiled model."""
+    return rows["top_op"].str.endswith("::AccumulateGrad")
+
+
 def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
     """The operators, with those in place named as the others: `aten::add_` as `aten::add`, where both occur."""
     plain = ops.str.removesuffix("_")
@@ -71,7 +77,7 @@ def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
 def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
     """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
     bound = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) & by_torch]
-    bound = bound[bound["phase"] != "optimizer"]
+    bound = bound[(bound["phase"] != "optimizer") & ~is_accumulating(bound)]
     others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
     others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
     bound = bound[~others_work]
