@@ -102,3 +102,53 @@ def test_casts_of_autocast_that_only_cost_launches_are_told(tmp_path, trains, ge
     advice = advice_of(run_of(tmp_path, trace), "launch-bound")
     assert ("of the launches are autocast's casts" in advice) == (says is not None)
     assert says is None or says in advice
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_compiled_once_is_not_said_to_be_compiled_again(tmp_path, times):
+    trace = Made()
+    trace.kernel(made.GEMM, 10, 5, 2)
+    for number in range(times):
+        trace.event("mark", "_compile.compile_inner (dynamo_timed)", 20 + 600 // times * number, 600 // times, 1)
+    trace.op("aten::addmm", 720, 250)
+    trace.kernel(made.GEMM, 980, 5, 960)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "host-bound"]
+    assert ("recompiles" in finding.snippet) == (times == 2)
+
+
+def host_of_steps(step_us, idle_us):
+    """Steps that the device is idle for at their end, each with 20 products that are launched just before they start."""
+    trace, at = Made(), 0
+    for number, us in enumerate(step_us):
+        trace.event("mark", f"ProfilerStep#{number + 5}", at, us, 1)
+        for each in range(20):
+            begins = at + each * (us - idle_us[number]) / 20
+            trace.op("aten::mm", begins, 8, **{"Input type": ["float"] * 2})
+            trace.kernel(made.SIMT, begins + 10, 80, begins + 5)
+        at += us
+    return trace
+
+
+def test_longer_gaps_and_steps_that_are_few_are_told_as_these(tmp_path):
+    step_us = (3600, 2500, 2500, 2500, 3300, 2500)
+    trace = host_of_steps(step_us, [max(0, us - 2500) for us in step_us])
+    run = run_of(tmp_path, trace)
+    sentence = first_sentence(run)
+    assert "in gaps of 0.3 ms and more" not in sentence
+    assert "Steps 5 and 9 take" in sentence and "Figures per step are means." in sentence
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_first_step_in_which_the_host_runs_ahead_is_not_called_long(tmp_path, idle):
+    step_us = (3500, 2500, 2500, 2500)
+    trace = host_of_steps(step_us, (0,) * 4)
+    if not idle:  # work beside it on another stream keeps the device busy
+        trace.kernel(made.GEMM, 20, 10_900, 12, stream=9)
+    assert ("Step 5 takes" in first_sentence(run_of(tmp_path, trace))) == idle
+
+
+def test_products_that_wait_for_the_host_come_after_what_the_device_waits_for(tmp_path):
+    run = run_of(tmp_path, host_of_steps((2500,) * 4, (0,) * 4))
+    sentence = first_sentence(run)
+    assert sentence.startswith("Largest possible saving while the device waits: the GPU is idle for")
+    assert "The next: GEMM/conv takes 64 % of the step in FP32" in sentence
