@@ -154,15 +154,13 @@ def _autocasts(run: Run) -> str:
     share = (count + min(count, count_back)) / max(1.0, float(rows["count"].sum()))
     if savings is None or share < MIN_CASTS_FRAC:
         return ""
+    told = f"{percent(share)} of the launches are autocast's casts"
     if not savings.trains:
-        return f"{percent(share)} of the launches are autocast's casts: weights converted once, by model.half(), need none."
+        return f"{told}: weights converted once, by model.half(), need none."
     products_us = float(rows["total_us"][is_matrix(rows)].sum())
     if products_us >= MIN_SAVED_FRAC * float(window_rows(run)["wall_us"].sum()):
         return ""
-    return (
-        f"{percent(share)} of the launches are autocast's casts, and products as short as here gain less from 16 bits: "
-        "leave autocast out."
-    )
+    return f"{told}, and products as short as here gain less from 16 bits: leave autocast out."
 
 
 def launch_remedy(run: Run) -> Remedy | None:

@@ -55,7 +55,8 @@ def test_a_copy_for_the_layout_of_a_convolution_fuses_with_nothing(tmp_path, for
         trace.op(name, 650 + 60 * number, 60)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert f"lementwise operators and norms take {share}" in sentence
-    assert ("Copies into another layout take 16.4 % of the operators' time, most in aten::conv1d" in sentence) == for_layout
+    copies = "Copies into another layout take 16.4 % of the operators' time, most in aten::conv1d"
+    assert (copies in sentence) == for_layout
 
 
 def advice_of(run, code):
@@ -83,8 +84,9 @@ def test_adding_to_gradients_is_nothing_that_compiling_fuses(tmp_path, node, sha
     assert (adds in finding.advice) == (share == "30 %")
 
 
-@pytest.mark.parametrize(("trains", "gemm_us", "says"), [(False, 40, "by model.half()"), (True, 4, "leave autocast out"),
-                                                         (True, 40, None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trains", "gemm_us", "says"), [(False, 40, "by model.half()"), (True, 4, "leave autocast out"), (True, 40, None)]
+)
 def test_casts_of_autocast_that_only_cost_launches_are_told(tmp_path, trains, gemm_us, says):
     """Where products are long, they gain more from 16 bits than the casts take."""
     trace = Made()
@@ -117,7 +119,7 @@ def test_what_is_compiled_once_is_not_said_to_be_compiled_again(tmp_path, times)
 
 
 def host_of_steps(step_us, idle_us):
-    """Steps that the device is idle for at their end, each with 20 products that are launched just before they start."""
+    """Steps that the device is idle for at their end, each with 20 products launched just before they start."""
     trace, at = Made(), 0
     for number, us in enumerate(step_us):
         trace.event("mark", f"ProfilerStep#{number + 5}", at, us, 1)
