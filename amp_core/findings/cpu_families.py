@@ -9,6 +9,7 @@ import math
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product, tensor_shapes
+from amp_core.analysis.performance.layouts import layout_copies
 from amp_core.formats import element_bytes
 from amp_core.text.formatting import join_words, number, percent, size
 from amp_core.traces.operators import VIEWS
@@ -80,7 +81,9 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
     """What reads and writes each value once beside products, as a further sentence; empty if it takes little."""
     if rows["category"][rows["op"] == longest].mode().iloc[0] not in ("gemm", "conv"):
         return ""
-    of_model = rows[(rows["phase"] != "optimizer") & (rows["op"] != longest) & ~rows["name"].isin(_CALLERS)]
+    of_model = rows.drop(layout_copies(rows).index)  # a copy for a product is fused with nothing
+    of_model = of_model[(of_model["phase"] != "optimizer") & (of_model["op"] != longest)]
+    of_model = of_model[~of_model["name"].isin(_CALLERS)]
     us = of_model[~of_model["name"].str.contains("pool")].groupby("category")["total_us"].sum()
     us = us[us.index.isin(_FUSED)].sort_values(ascending=False)
     us = us[us >= MIN_LIGHT_FRAC * us.sum()]

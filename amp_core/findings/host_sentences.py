@@ -78,6 +78,12 @@ def host_alone(run: Run) -> str:
     if kind == "optimizer" and isinstance(held_op, str) and isinstance(held_us, int | float):
         held = f"{number(held_us / 1e3, 'ms')} of it in one call of {held_op}, which waits for the device"
         return f" On the host, the optimizer's steps take {percent(share)} of the time, {held}."
+    if kind == "waiting" and isinstance(held_op, str) and isinstance(held_us, int | float):
+        held = f"{number(held_us / 1e3, 'ms')} of it in one call of {held_op}, the rest"
+        return (
+            f" On the host, waiting for the device takes at least {percent(share)} of the time, {held} in reading "
+            f"values ({name})."
+        )
     what = _HOST_PARTS.get(kind, "{name} takes {share} of the time, and launches nothing.")
     if kind == "idle-device" and _DRAWS.match(name) and (run.ops["op"] == "aten::copy_").any():
         what = what.replace("nothing.", "nothing: what is copied to the device can be drawn there.")
@@ -97,6 +103,9 @@ _HOST_PARTS = {
     "calls": "the most time, {share}, goes to calls into the device's runtime ({name}).",
     "outside": "neither an operator nor a call of the runtime runs for {share} of the time: Python or other code does.",
     "optimizer": "the optimizer's steps take {share} of the time.",
+    "waiting": "reading values of the device, which waits for it, takes {share} of the time ({name}).",
+    "backward": "for {share} of the time backward runs and none of its operators is in the trace: its threads were not "
+    "recorded.",
     "range": "Python or other code in {name}, outside of operators, takes {share} of the time.",
     "any-op": "{name} takes {share} of the time: {cause}.",
 }

@@ -42,8 +42,11 @@ def uneven_steps(run: Run) -> str:
     `few_long_steps` tells of them."""
     ms = _step_ms(run)
     apart, longer = _apart(ms)
-    if apart.empty or few_long_steps(run):
+    if ms.empty or few_long_steps(run):
         return ""
+    if apart.empty:
+        longer = _somewhat_longer(run, ms)
+        return _of_longer(ms, longer) if len(longer) else ""
     if len(longer) == len(apart) > 1 and _beyond_frac(ms, longer) >= MIN_SAVED_FRAC:
         return _of_longer(ms, longer)
     ratio = apart.clip(lower=1e-6) / float(ms.median())
@@ -79,6 +82,20 @@ def _apart(ms: "pd.Series[float]") -> "tuple[pd.Series[float], pd.Series[float]]
     longer = ms[ms >= least * ms.median()]
     apart = ms[ms.index.isin(longer.index) | (ms * MIN_UNEVEN_RATIO <= ms.median())]
     return apart, longer if len(longer) <= max(1.0, MAX_FEW_FRAC * len(ms)) else longer[:0]
+
+
+MIN_LONGER_RATIO, MIN_IDLE_FRAC = 1.25, 0.2
+"""The same ratio of steps that take much of the time beyond the median together, and share of the time that a device is
+idle from which its host does not run ahead, so that the first step is one of them."""
+
+
+def _somewhat_longer(run: Run, ms: "pd.Series[float]") -> "pd.Series[float]":
+    """A few steps that take somewhat longer, where that is much of the time; none for others."""
+    windows, longer = window_rows(run), ms[ms >= MIN_LONGER_RATIO * ms.median()]
+    if windows["idle_us"].sum() < MIN_IDLE_FRAC * windows["wall_us"].sum():
+        longer = longer.drop(ms.index[0], errors="ignore")
+    is_told = len(longer) and len(longer) <= max(1.0, MAX_FEW_FRAC * len(ms))
+    return longer if is_told and _beyond_frac(ms, longer) >= MIN_SAVED_FRAC else longer[:0]
 
 
 def _beyond_frac(ms: "pd.Series[float]", longer: "pd.Series[float]") -> float:

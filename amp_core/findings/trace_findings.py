@@ -240,6 +240,7 @@ def _first_sentence(run: Run) -> str:
         first = f"{writes.sentence} " if writes is not None and is_first else ""
         whole += f" {writes.sentence}" if writes is not None and not is_first else ""
         known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
+        known += " while the device waits" if _is_larger_behind(savings) else ""
         saving = f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
@@ -286,6 +287,11 @@ _OF_VALUES = {"launch-bound", "host-syncs", "copies"}
 def _is_larger_unsure(savings: Savings) -> bool:
     """Whether a saving that is not sure is larger than the first one."""
     return any(one.saved_us > savings.ranked[0].saved_us and not one.is_sure for one in savings.ranked)
+
+
+def _is_larger_behind(savings: Savings) -> bool:
+    """Whether kernels save more than the first one, but not before the device no longer waits."""
+    return any(one.saved_us > savings.ranked[0].saved_us and one.waits_for_idle for one in savings.ranked)
 
 
 def _next(savings: Savings) -> str:

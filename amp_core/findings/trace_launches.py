@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import is_matrix_op
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named, waits_at_start
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
     is_compiled_without_fusion,
+    is_matrix,
     kernel_rows,
     multiplies,
     optimizer_frac,
@@ -22,6 +24,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
@@ -39,6 +42,8 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
         findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
     if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
         findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
+    if findings and remedy is not FIRST_PASS and (casts := _autocasts(run)):
+        findings = [replace(f, advice=f"{f.advice} {casts}") for f in findings]
     findings = [
         replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title and _is_outside(run) else f
         for f in (with_waits(run, f) for f in findings)
@@ -139,6 +144,31 @@ def _zeroing_frac(run: Run) -> float:
     savings, rows = possible_savings(run), kernel_rows(run, everything=True)
     fills = float(rows["count"][rows["top_op"].isin(ZEROING)].sum())
     return fills / max(1.0, float(rows["count"].sum())) if savings is not None and savings.trains else 0.0
+
+
+MIN_CASTS_FRAC = 0.2
+"""Share of autocast's casts in the launches from which they are told."""
+_BETWEEN_FLOATS = r'^$|\["(?:float|c10::Half|c10::BFloat16)", "(?:float|c10::Half|c10::BFloat16)"'
+"""Input types of such a cast, where they are recorded."""
+
+
+def _autocasts(run: Run) -> str:
+    """That autocast's casts for products, with those in backward, are a large share of the launches, and how fewer do,
+    as a sentence; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    casts = rows[(rows["category"] == "cast") & rows["in_dtypes"].str.contains(_BETWEEN_FLOATS)]
+    of_products, back = casts["top_op"].map(is_matrix_op).astype(bool), casts["top_op"].str.startswith("ToCopyBackward")
+    count, count_back = (float(casts["count"][of].sum()) for of in (of_products, back))
+    share = (count + min(count, count_back)) / max(1.0, float(rows["count"].sum()))
+    if savings is None or share < MIN_CASTS_FRAC:
+        return ""
+    told = f"{percent(share)} of the launches are autocast's casts"
+    if not savings.trains:
+        return f"{told}: weights converted once, by model.half(), need none."
+    products_us = float(rows["total_us"][is_matrix(rows)].sum())
+    if products_us >= MIN_SAVED_FRAC * float(window_rows(run)["wall_us"].sum()):
+        return ""
+    return f"{told}, and products as short as here gain less from 16 bits: leave autocast out."
 
 
 def launch_remedy(run: Run) -> Remedy | None:

@@ -7,15 +7,15 @@ HostPart(kind='idle-device', name='aten::normal_', frac=0.8)
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from amp_core.traces import intervals as times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.host_spans import outside_operators
-from amp_core.traces.link import DATA, OPTIMIZER, Host
+from amp_core.traces.host_spans import READING, outside_operators
+from amp_core.traces.link import BACKWARD, DATA, OPTIMIZER, Host
 from amp_core.traces.loading import marked_time
 from amp_core.traces.long_calls import TORCH_COMPILE, longest_calls
 from amp_core.traces.operators import is_compiled_code, is_range
@@ -35,13 +35,16 @@ class HostPart:
     """`data`: loading data. `compiling`: torch.compile compiles. `calls`: calls into the device's runtime that do not
     wait for the device. `idle-device`: an operator that never calls into the runtime. `optimizer`: steps of the
     optimizer. `any-op`: an operator of a trace without launches, which may launch or wait itself, with those it calls.
-    `range`: a range of the program's own, without the operators in it. `outside`: no operator and no call."""
+    `waiting`: in such a trace, reading values of the device, with a call of the optimizer that waits. `range`: a range
+    of the program's own, without the operators in it. `outside`: no operator and no call. `backward`: the same within a
+    mark of backward, whose own threads were not recorded."""
     name: str
     """Name of the operator, or of the longest calls; "" for the others."""
     frac: float
     """Share of the time from the first event to the last."""
     call: str = ""
-    """Of the optimizer: the operator of which one call takes most of it, far longer than its others; "" without one."""
+    """Of the optimizer, and of waiting: the operator of which one call takes most of the optimizer's time, far longer
+    than its others; "" without one."""
     call_us: float = 0.0
     """How long that call takes, microseconds."""
     cause: str = ""
@@ -73,12 +76,16 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         of_name = np.asarray(spans.name) == longest
         whole_us = times.total(times.union(np.asarray(spans.start)[of_name], np.asarray(spans.end)[of_name]))
         longest_op = HostPart("any-op", events.texts[longest], whole_us)
+    optimizing = marked_time(host, OPTIMIZER)
+    held = _held_call(events, optimizing, times.total(optimizing))
     parts = [
         longest_op,
         HostPart("range", events.texts[longest_range], float(in_range_us[longest_range])),
         HostPart("data", "", times.total(marked_time(host, DATA))),
-        HostPart("optimizer", "", times.total(marked_time(host, OPTIMIZER))),
+        HostPart("optimizer", "", times.total(optimizing), *held),
     ]
+    if not events.launches:
+        parts.append(_waiting(events, *held))
     everything = (np.array([first]), np.array([last]))
     in_calls = longest_calls(events, waiting_calls(events), everything)
     if in_calls is not None:
@@ -86,14 +93,15 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
         parts.append(HostPart(kind, in_calls.names, in_calls.us))
     part = max(parts, key=lambda part: part.frac)
     if part.frac < MIN_NAMED_FRAC * (last - first):
-        marked = times.merged(marked_time(host, DATA), marked_time(host, OPTIMIZER))
-        outside_us = times.total(times.without(outside_operators(events, host, everything), marked))
-        part = max(part, HostPart("outside", "", outside_us), key=lambda part: part.frac)
+        marked = times.merged(marked_time(host, DATA), optimizing)
+        outside = times.without(outside_operators(events, host, everything), marked)
+        backward_us = times.overlap(outside, marked_time(host, BACKWARD))
+        rest = HostPart("outside", "", times.total(outside) - backward_us)
+        part = max(part, HostPart("backward", "", backward_us), rest, key=lambda part: part.frac)
     frac = part.frac / (last - first)
     if frac < MIN_HOST_FRAC:
         return None
-    held = _held_call(events, marked_time(host, OPTIMIZER), part.frac) if part.kind == "optimizer" else ("", 0.0)
-    return HostPart(part.kind, part.name, min(frac, 1.0), *held, _cause(events, part))
+    return replace(part, frac=min(frac, 1.0), cause=_cause(events, part))
 
 
 MIN_EVEN_CALLS, MAX_EVEN_RATIO, MAX_FIRST_FRAC = 10, 2.0, 0.1
@@ -126,6 +134,8 @@ MIN_CALLS = 4
 
 def _held_call(events: TraceEvents, within: times.Intervals, us: float) -> tuple[str, float]:
     """The operator of which one call takes most of `us`, time that is `within`, and how long; "" and 0 without one."""
+    if not len(within[0]):
+        return "", 0.0
     start, end, name = (np.asarray(column) for column in (events.spans.start, events.spans.end, events.spans.name))
     inside = (np.asarray(events.spans.kind) == OP) & (times.overlap_of_each(start, end, within) > 0)
     if not inside.any():
@@ -135,6 +145,19 @@ def _held_call(events: TraceEvents, within: times.Intervals, us: float) -> tuple
     alike = (end - start)[name == name[longest]]
     held = took[longest] >= max(MIN_HELD_FRAC * us, MIN_HELD_RATIO * float(np.median(alike)))
     return (events.texts[name[longest]], float(took[longest])) if held and len(alike) >= MIN_CALLS else ("", 0.0)
+
+
+def _waiting(events: TraceEvents, held_op: str, held_us: float) -> HostPart:
+    """Reading values of the device, by the operator that does so the longest, with the call of the optimizer that
+    waits."""
+    spans, reading = events.spans, [n for n, text in enumerate(events.texts) if text in READING and text != held_op]
+    start, end, name = (np.asarray(column) for column in (spans.start, spans.end, spans.name))
+    reads = np.isin(name, reading)
+    if not reads.any():
+        return HostPart("waiting", "", 0.0)
+    us = times.total(times.union(start[reads], end[reads]))
+    longest = int(np.bincount(name[reads], (end - start)[reads]).argmax())
+    return HostPart("waiting", events.texts[longest], us + held_us, held_op, held_us)
 
 
 def longest_timed_op(events: TraceEvents) -> tuple[str, float] | None:

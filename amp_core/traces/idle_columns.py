@@ -156,12 +156,16 @@ _PAGEABLE = re.compile(r"Pageable -> Device")
 
 
 def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | None:
-    """In how many steps of the host a gap begins; None without marks of steps."""
+    """In how many steps of the host gaps begin that take at least half of their mean per step; None without marks of
+    steps."""
     starts = np.array([start for start, _, _ in host.steps])
     if not len(starts):
         return None
-    began = gaps[0][(gaps[0] >= spans.low) & (gaps[0] < spans.high)]
-    return len(np.unique(np.searchsorted(starts, began, side="right")))
+    inside = (gaps[0] >= spans.low) & (gaps[0] < spans.high)
+    of_step = np.searchsorted(starts, gaps[0][inside], side="right")
+    us = np.bincount(of_step, (gaps[1] - gaps[0])[inside])
+    in_window = ((starts >= spans.low) & (starts < spans.high)).sum()
+    return int((us > 0.5 * us.sum() / max(1, in_window)).sum())
 
 
 def _op_of_calls(trace: LinkedTrace, calling: times.Intervals) -> tuple[str | None, float]:

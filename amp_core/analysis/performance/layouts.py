@@ -17,8 +17,13 @@ def layout_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 _LAYING_OUT = ("aten::contiguous", "aten::clone")
+_CONVOLUTION = r"^aten::_?conv(?:\dd|olution|_transpose)"
+"""Outermost operators of convolutions."""
 
 
 def layout_copies(rows: pd.DataFrame) -> pd.DataFrame:
-    """Those of `kernel_rows` that copy a tensor as it is but for the order of its elements, or keep a copy of it."""
-    return rows[(rows["op"] == "aten::copy_") & rows["top_op"].isin(_LAYING_OUT) & (rows["category"] != "cast")]
+    """Those of `kernel_rows` that copy a tensor as it is but for the order of its elements, or keep a copy of it. On a
+    CPU also those of a convolution that lays out its input."""
+    laying_out = rows["top_op"][rows["name"].isin(_LAYING_OUT) & rows["top_op"].str.contains(_CONVOLUTION)]
+    of_them = rows["top_op"].isin([*_LAYING_OUT, *laying_out])
+    return rows[(rows["op"] == "aten::copy_") & of_them & (rows["category"] != "cast")]

@@ -15,7 +15,7 @@ from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attentio
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others, step_share
-from amp_core.traces.chains import is_library
+from amp_core.traces.chains import ACCUMULATES, is_library
 
 FUSED_FRAC = 0.5
 CASTS_BETWEEN = "casts between products"
@@ -67,6 +67,12 @@ def unfused_optimizer_rows(rows: pd.DataFrame) -> pd.DataFrame:
     stepping &= ~rows["top_op"].isin(ZEROING)
     fused = rows["op"].str.contains("_fused_", regex=False) | rows["name"].str.contains("triton", regex=False)
     return rows[stepping & ~fused]
+
+
+def is_accumulating(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of `kernels` a gradient's arrival launches, as adding it to one that exists already: the engine of
+    autograd does so, outside of a compiled model."""
+    return rows["top_op"].str.endswith(f"::{ACCUMULATES}")
 
 
 def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":

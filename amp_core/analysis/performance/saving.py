@@ -4,6 +4,7 @@
 'up to 0.120 of 1.00 ms per step'
 """
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -89,6 +90,8 @@ class Saving:
     waits_for_ranks: bool = False
     """Whether its rank surely waits as long for ranks whose traces are missing: while those are late, a rank that comes
     sooner waits longer."""
+    rank_limit_us: float = math.inf
+    """By how much it is ranked at most."""
     waiting_is_sure: bool = True
     """False if `waiting_us` is that long only where all of the collectives carry as much as the shortest ones."""
     others: int = 0
@@ -107,7 +110,7 @@ class Saving:
     @property
     def rank_us(self) -> float:
         """By how much it is ranked: a saving that is not sure by half of it, and without what slow hosts explain."""
-        return self.saved_us - self.of_hosts_us if self.is_sure else self.saved_us / 2
+        return min(self.saved_us - self.of_hosts_us if self.is_sure else self.saved_us / 2, self.rank_limit_us)
 
     @property
     def share(self) -> float:

@@ -7,6 +7,7 @@ Each bound stands alone; they do not add up. Idle time and communication can be 
 in `product_savings` and `memory_savings`, and how much of that the step becomes shorter by in `reach`.
 """
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,13 @@ import pandas as pd
 from amp_core.analysis.performance.communication_savings import alone_savings
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, idle_of_late_rank, idle_savings, late_host_us
+from amp_core.analysis.performance.idle_savings import (
+    JUST_BELOW,
+    LATE_LAUNCHES,
+    idle_of_late_rank,
+    idle_savings,
+    late_host_us,
+)
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     counted_once,
@@ -28,7 +35,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.memory_savings import memory_savings
 from amp_core.analysis.performance.product_savings import product_savings
-from amp_core.analysis.performance.reach import is_behind_host, within_reach
+from amp_core.analysis.performance.reach import MIN_BEHIND_IDLE_FRAC, is_behind_host, within_reach
 from amp_core.analysis.performance.saving import (
     MIN_KERNEL_US,
     MIN_SAVED_FRAC,
@@ -127,10 +134,14 @@ def _possible_savings(run: Run) -> Savings | None:
     idle = [replace(c, waits_for_ranks=0 < c.saved_us <= missing_us) for c in idle]
     of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
     of_kernels += memory_savings(counted, basis)
+    if is_idle:  # what they save only once the device no longer waits comes after what it waits for
+        causes_us = (c.saved_us for c in idle if c.share >= MIN_BEHIND_IDLE_FRAC and c.is_sure)
+        limit_us = JUST_BELOW * max(causes_us, default=math.inf)
+        of_kernels = [replace(c, waits_for_idle=True, rank_limit_us=limit_us) for c in of_kernels]
     savings = [
         *alone,
         *idle,
-        *(within_reach(replace(c, waits_for_idle=is_idle), rows, windows, basis) for c in of_kernels),
+        *(within_reach(c, rows, windows, basis) for c in of_kernels),
     ]
     if not windows["device"].str.startswith("cuda").all():
         savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from amp_core.analysis.performance.idle_savings import CALLS, MIN_OF_ONE_FRAC, longest_named
-from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
@@ -57,6 +57,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _CAPTURED_ANEW
     if in_calls == "compiling" and _are_compiled_ahead(run):
         return _INTERNAL_FORMATS
+    if in_calls == "torch.compile" and numbers_of_import(run, "compilations", "count") == [1]:
+        return _COMPILED_ONCE
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
@@ -334,6 +336,11 @@ _CALLS = {
     ),
 }
 """Advice by the kind of runtime calls in which the host stays."""
+_COMPILED_ONCE = Remedy(
+    "torch.compile compiles at the first call of its code, and nothing is compiled again here: profile after a warm-up "
+    "in which every size has occurred.",
+    _WARM_UP,
+)
 _INTERNAL_FORMATS = Remedy(
     "These calls take the path that compiles operators for the sizes of their inputs, and cost much also where nothing "
     "is compiled. Most operators take compiled ones already: forbid internal formats, so that convolutions can too.",

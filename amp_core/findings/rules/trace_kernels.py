@@ -20,7 +20,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
     without_ranges,
 )
-from amp_core.analysis.performance.memory_savings import CASTS_BETWEEN
+from amp_core.analysis.performance.memory_savings import CASTS_BETWEEN, is_accumulating
 from amp_core.analysis.performance.product_savings import MEMORY_BOUNDS
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import possible_savings
@@ -328,6 +328,8 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
     here = _fp64(run)
     findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
+    adds = _added_gradients(run)
+    findings = [replace(f, advice=f"{f.advice} {adds}") if adds else f for f in findings]
     if not any(CASTS_BETWEEN in f.title for f in findings):
         return findings
     savings = possible_savings(run)
@@ -335,6 +337,23 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     if saving is not None and saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
         return [replace(f, advice=f"{_WIDER} {_LONE_CASTS}", snippet=_OF_ITS_TYPE) for f in findings]
     return [replace(f, advice=f"{f.advice} {_LONE_CASTS}") for f in findings]
+
+
+def _added_gradients(run: Run) -> str:
+    """That gradients are added to ones that exist already, as a sentence, if that is much of the step; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    us = float(rows["total_us"][is_accumulating(rows) & rows["op"].isin(_ADDS)].sum())
+    whole_us = float(window_rows(run)["wall_us"].sum())
+    if savings is None or us < MIN_ADDED_FRAC * whole_us:
+        return ""
+    return (
+        f"Adding gradients to ones that exist already takes another {100 * us / whole_us:.0f} % of the {savings.unit}: "
+        "with one backward per step, optimizer.zero_grad(set_to_none=True) leaves it out."
+    )
+
+
+_ADDS, MIN_ADDED_FRAC = ("aten::add_", "aten::add"), 0.02
+"""Operators by which a gradient is added to one that exists, and share of the step from which that is told."""
 
 
 _LONE_CASTS = (
