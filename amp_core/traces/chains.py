@@ -1,6 +1,6 @@
 """What fusing saves of kernels that memory bounds: those that follow one another become one, as long as the longest.
 
->>> fused_away_us(events, linked)      # by work: of five kernels of 10 µs in a row, 8 µs each
+>>> fused_away_us(events, host, linked)      # by work: of five kernels of 10 µs in a row, 8 µs each
 array([8., 8., 8., 8., 8.])
 """
 
@@ -12,8 +12,9 @@ import numpy as np
 from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import Bools, LinkedWork
-from amp_core.traces.link import OPTIMIZER, Floats
+from amp_core.traces.link import OPTIMIZER, Floats, Host
 from amp_core.traces.operators import operator_category
+from amp_core.traces.waits import waiting_calls
 
 FUSED_KINDS = ("norm", "elementwise", "reduction", "cast", "layout", "embedding")
 """Kinds of kernels that compilers fuse with one another."""
@@ -28,10 +29,10 @@ ACCUMULATES = "AccumulateGrad"
 """In the names of operators that autograd calls itself, outside of what is compiled."""
 
 
-def fused_away_us(events: TraceEvents, linked: LinkedWork) -> Floats:
+def fused_away_us(events: TraceEvents, host: Host, linked: LinkedWork) -> Floats:
     """By work: what its chain takes beyond its longest kernel, in proportion to its own time, microseconds; 0 for work
-    in no chain. A chain is of kernels of `FUSED_KINDS` that follow one another on a stream, on about as many elements.
-    """
+    in no chain. A chain is of kernels of `FUSED_KINDS` that follow one another on a stream, on about as many elements,
+    in one step and between two waits of the host."""
     away = np.zeros(len(linked))
     if not len(events.work):
         return away
@@ -48,6 +49,8 @@ def fused_away_us(events: TraceEvents, linked: LinkedWork) -> Floats:
     ratio = np.where(np.isnan(_ratio(elements)), _ratio(us), _ratio(elements))  # memory takes as long as bytes are many
     follows = (place[:, 1:] == place[:, :-1]).all(axis=0) & member[1:] & member[:-1]
     follows &= ratio <= MAX_SIZE_RATIO
+    stretch = np.searchsorted(_cuts(events, host), linked.launched_us[order], side="right")
+    follows &= stretch[1:] == stretch[:-1]
     chain = np.concatenate([[0], np.cumsum(~follows)])
     whole_us = np.bincount(chain, us)
     longest_us = np.zeros(len(whole_us))
@@ -57,6 +60,12 @@ def fused_away_us(events: TraceEvents, linked: LinkedWork) -> Floats:
     share = np.divide(whole_us - left_us, whole_us, out=np.zeros(len(whole_us)), where=whole_us > 0)
     away[order] = np.where(member, us * share[chain], 0.0)
     return away
+
+
+def _cuts(events: TraceEvents, host: Host) -> Floats:
+    """Moments of the host across which nothing is fused: where a step begins, and where it waits for the device."""
+    waits = np.asarray(events.calls.start)[waiting_calls(events)]
+    return np.sort(np.concatenate([np.array([start for start, _, _ in host.steps], dtype=float), waits]))
 
 
 def _ratio(values: Floats) -> Floats:

@@ -103,7 +103,7 @@ def kernel_rows(
     lone, scores = (
         np.where(chosen, linked.own_us, 0.0) for chosen in (_is_lone(events, linked), of_scores(events, linked))
     )
-    away = fused_away_us(events, linked)
+    away = fused_away_us(events, host, linked)
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
