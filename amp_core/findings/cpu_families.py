@@ -104,11 +104,14 @@ def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
     where a step needs all of its batch at once, and without shapes."""
     if rows["phase"].isin(["backward", "optimizer"]).any():
         return ""
-    sums = rows.groupby(["in_shapes", "in_dtypes"])["total_us"].sum()
+    sums = rows.groupby(["name", "in_shapes", "in_dtypes"])["total_us"].sum()
     large_us, largest = 0.0, 0
-    for shapes, dtypes, us in sums.reset_index().itertuples(index=False):
+    for name, shapes, dtypes, us in sums.reset_index().itertuples(index=False):
         width = next((n for n in map(element_bytes, dtypes_of(str(dtypes))) if n is not None), 4)
-        of_rows = (shape for shape in tensor_shapes(str(shapes)) if shape[0] >= shape[-1])  # no weight of a large table
+        made = product(str(name), str(shapes))
+        output = [(made.batch * made.sizes["M"], made.sizes["N"])] if made is not None and made.kind == "gemm" else []
+        tensors = [*tensor_shapes(str(shapes)), *output]
+        of_rows = (shape for shape in tensors if shape[0] >= shape[-1])  # no weight of a large table
         bytes_ = max((math.prod(shape) for shape in of_rows), default=0) * width
         if bytes_ >= LARGE_BYTES:
             large_us, largest = large_us + us, max(largest, bytes_)

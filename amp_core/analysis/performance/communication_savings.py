@@ -298,14 +298,21 @@ def _idle_of_late(
     return f"{each} of the {unit}, the others' for {number(float(idle_ms.drop(late).mean()), 'ms')}", held
 
 
+def _most_waited_for(run: Run) -> pd.DataFrame:
+    """Rows of `rank_waiting` of the fewest ranks that more than half of the waiting is for, the latest first."""
+    table = rank_waiting(run).sort_values("kept_ms", ascending=False, ignore_index=True)
+    before_ms = table["kept_ms"].cumsum() - table["kept_ms"]
+    return table[before_ms <= table["kept_ms"].sum() / 2]
+
+
 def _idle_instead(run: Run, late: pd.DataFrame, unit: str) -> str:
-    """How long the GPU of one late rank is idle, and those of the others, in words; empty where that does not explain
-    why the others wait for it. `late`: rows of `rank_waiting`."""
+    """How long the GPUs of the late ranks are idle, and those of the others, in words; empty where that does not
+    explain why the others wait for each of them. `late`: rows of `rank_waiting`."""
     windows, ranks = window_rows(run), late["rank"].tolist()
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum()) / windows["rank"].nunique())
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
-    beyond_ms = idle_ms[ranks[0]] - idle_ms.drop(ranks[0]).mean()
-    if len(late) > 1 or beyond_ms < MIN_EXPLAINED_FRAC * late["kept_ms"].iloc[0]:
+    beyond_ms = idle_ms[ranks].to_numpy() - idle_ms.drop(ranks).mean()
+    if not (beyond_ms >= MIN_EXPLAINED_FRAC * late["kept_ms"].to_numpy()).all():
         return ""
     return _idle_of_late(windows, ranks, ranks, steps, unit)[0]
 
@@ -416,8 +423,9 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             who = f"{len(late)} of {ranks} ranks each enter"
             varies = "" if stalls else _varies(run)
             return words, f"no rank is late alone: {who} {often}{varies}"
-        if len(late) == 1:
-            words = words.replace(" for others", f" for others, most of it for rank {late['rank'].iloc[0]}", 1)
+        if len(late) == 1 and len(most := _most_waited_for(run)) <= max(2.0, ranks / 2):
+            late = most if len(most) > 1 else late
+            words = words.replace(" for others", f" for others, most of it for {_ranks(late['rank'].tolist())}", 1)
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "
