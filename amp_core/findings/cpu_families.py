@@ -118,8 +118,8 @@ def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
     if large_us < MIN_LARGE_FRAC * total_us or total_us <= 0:
         return ""
     return (
-        f" Operators on tensors of up to {size(largest)} take {percent(large_us / total_us)}: memory bounds them, "
-        "since no cache holds these, so compute them in parts of fewer rows."
+        f" Operators on tensors of up to {size(largest)} take {percent(large_us / total_us)}: no cache holds these, "
+        "so each operator reads and writes memory, and parts of fewer rows stay in the cache."
     )
 
 
