@@ -116,6 +116,25 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     ]
 
 
+MIN_BUCKETS = 3
+"""All-reduces of one backward from which gradients are reduced in buckets while it goes on."""
+
+
+def beside_backward_us(run: Run, rows: pd.DataFrame, basis: Basis) -> float:
+    """How much of exposed communication per step stands alone only because the host launches nothing beside it: all
+    buckets of gradients but the last of each backward, after which it launches more; no more than backward computes.
+    0 without marked steps. `rows`: of `kernel_rows`."""
+    if not basis.cost.steps:
+        return 0.0
+    reduced = collective_rows(run)
+    reduced = reduced[(reduced["name"] == "all_reduce") & (reduced["phase"] == "backward")]
+    passes = reduced.groupby(["rank", "step"])
+    is_last = reduced["ended_us"] == passes["ended_us"].transform("max")
+    is_bucket = (passes["ended_us"].transform("size") >= MIN_BUCKETS) & ~is_last
+    computing = (rows["phase"] == "backward") & (rows["category"] != "communication")
+    return min(basis.each_us(reduced["alone_us"][is_bucket]), basis.each_us(rows["total_us"][computing]))
+
+
 def _shorter(run: Run, us: float, copying: pd.DataFrame, basis: Basis) -> float:
     """What copies of so many microseconds per step save at most. Those from pinned memory on streams of their own run
     beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others."""

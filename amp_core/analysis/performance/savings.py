@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.communication_savings import alone_savings
+from amp_core.analysis.performance.communication_savings import alone_savings, beside_backward_us
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, idle_of_late_rank, idle_savings, late_host_us
@@ -111,9 +111,12 @@ def _possible_savings(run: Run) -> Savings | None:
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     is_idle |= is_behind_host(windows, basis)
     # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does.
+    hidden_us = beside_backward_us(run, rows, basis) if is_idle else 0.0
     alone = [
-        replace(c, waits_for_idle=is_idle and not (c.late_ranks or c.waiting_us or c.waited_us))
-        if c.code == "exposed-communication"
+        replace(c, waits_for_idle=True, saved_us=max(0.0, c.saved_us - hidden_us))
+        if is_idle
+        and c.code == "exposed-communication"
+        and not (c.late_ranks or c.waiting_us or c.waited_us)
         else c
         for c in alone
     ]
