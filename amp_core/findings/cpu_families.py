@@ -43,7 +43,8 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
     calls_others = rows["name"].isin(_CALLERS)
     calls_others |= rows["name"].str.contains(VIEWS)
     by_category = rows[of_model & ~calls_others].groupby("category")["total_us"].sum()
-    light = by_category[by_category.index.isin(_LIGHT)].sort_values(ascending=False)
+    light = rows[of_model & ~calls_others].groupby(_with_called(rows))["total_us"].sum()
+    light = light[light.index.isin(_LIGHT)].sort_values(ascending=False)
     light = light[light >= MIN_LIGHT_FRAC * light.sum()]
     us = by_category[by_category.index.isin(_FAMILIES)]
     us = pd.concat([us, pd.Series({LIGHT: light.sum()}, dtype=float)]) if len(light) else us
@@ -55,6 +56,14 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
         return float(us.max()), f", and all {join_words([_LIGHT[str(kind)] for kind in light.index])} take {share}"
     words = _WITH_RECURRENT if longest_family == "gemm" and recurs else _FAMILIES[longest_family]
     return float(us.max()), f", and {words.format(share=share)}"
+
+
+def _with_called(rows: pd.DataFrame) -> "pd.Series[str]":
+    """The category of each row; of what a light operator calls, as the allocations and casts of dropout, that of the
+    operator."""
+    own = rows.drop_duplicates("name").set_index("name")["category"]
+    of_top = rows["top_op"].map(own).fillna("")
+    return rows["category"].mask(of_top.isin(_LIGHT) & ~rows["category"].isin(_FAMILIES), of_top)
 
 
 def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:

@@ -21,6 +21,7 @@ from amp_core.analysis.performance.kernels import (
     counted_once,
     is_trace,
     kernel_rows,
+    left_of_operators,
     mostly_misclocked,
     of_main,
     window_rows,
@@ -77,8 +78,9 @@ class Savings:
 
 
 def possible_savings(run: Run) -> Savings | None:
-    """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
-    if not is_trace(run) or mostly_misclocked(run):
+    """Possible savings in an imported trace; None for other runs, for a CPU, without a profiled window, and where times
+    or kernels are missing."""
+    if not is_trace(run) or mostly_misclocked(run) or left_of_operators(run):
         return None
     return run.cached(["kernels", "windows", "collectives", "steps", "timeline"], _possible_savings)
 
@@ -114,9 +116,7 @@ def _possible_savings(run: Run) -> Savings | None:
     hidden_us = beside_backward_us(run, rows, basis) if is_idle else 0.0
     alone = [
         replace(c, waits_for_idle=True, saved_us=max(0.0, c.saved_us - hidden_us))
-        if is_idle
-        and c.code == "exposed-communication"
-        and not (c.late_ranks or c.waiting_us or c.waited_us)
+        if is_idle and c.code == "exposed-communication" and not (c.late_ranks or c.waiting_us or c.waited_us)
         else c
         for c in alone
     ]

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.idle_savings import CALLS, MIN_OF_ONE_FRAC, longest_named
+from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -58,7 +58,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
-    if finding.where in _COPYING:
+    if finding.where in COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
     if CREATES.fullmatch(finding.where):
         return replace(_ON_DEVICE, snippet=created_on_device(finding.where))
@@ -136,8 +136,6 @@ _BUFFERS = (
     "DistributedDataParallel flattens and unflattens the model's buffers, as those of batch norm, to broadcast them "
     "before each forward: broadcast_buffers=False leaves that out."
 )
-_COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
-"""Operators that copy to the device, or on the host."""
 
 
 def _waits_for_pageable_copies(run: Run) -> bool:
