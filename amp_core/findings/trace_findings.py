@@ -177,11 +177,11 @@ def _sampled(run: Run, left: float) -> str:
     rows, windows = kernel_rows(run), window_rows(run)
     name, steps = longest_name(rows, "name"), float(windows["steps"].fillna(0.0).sum())
     us = float(rows["total_us"][rows["name"] == name].sum()) / (steps or float(len(windows)))
-    unit = "step" if steps else "profiled window"
+    each = f"{number(us / 1e3, 'ms')} per {'step' if steps else 'profiled window'}"
     return (
         f"The file holds about {number(100 * left, digits=1)} % of the operators, and the launches and kernels of the "
         "others were removed with them: neither idle time nor overlap can be judged, so look at the file from which "
-        f"they were removed. Of what is left, {kernel_in_words(name)} takes longest, {number(us / 1e3, 'ms')} per {unit}."
+        f"they were removed. Of what is left, {kernel_in_words(name)} takes longest, {each}."
     )
 
 

@@ -265,7 +265,7 @@ _ALIGNED_CONV1D = Remedy(
     "The library chose a kernel without tensor cores, though the channels are multiples of 8, so padding gains "
     "nothing; there is no channels-last format for signals. Let cuDNN benchmark its algorithms, and use newer "
     "libraries.",
-    "torch.backends.cudnn.benchmark = True",
+    "torch.backends.cudnn.benchmark = True\nprint(torch.backends.cudnn.version())",
 )
 _PADDED_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. Pad "
