@@ -34,7 +34,8 @@ def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
     waiting, of_events = np.array([[is_wait(text), _of_event(text)] for text in events.texts], dtype=bool).T
     name, calls = np.asarray(events.calls.name), events.calls
     is_over = of_events[name] & (np.asarray(calls.end) - np.asarray(calls.start) < MIN_EVENT_WAIT_US)
-    return waiting[name] & ~is_over
+    result: npt.NDArray[np.bool_] = waiting[name] & ~is_over
+    return result
 
 
 MIN_EVENT_WAIT_US = 10.0

@@ -180,3 +180,23 @@ def test_copies_beside_one_compiled_region_are_no_break_of_its_graph(tmp_path):
             trace.kernel("triton_poi_fused_relu_0", at + 20, 20, at + 10)
     finding = finding_of(run_of(tmp_path, trace, *A100), "launch-bound")
     assert "launched from compiled code already" in finding.advice and "graph_breaks" not in finding.snippet
+
+
+@pytest.mark.parametrize("op", ["c10d::broadcast_", "c10d::allreduce_"])
+def test_buffers_that_are_broadcast_before_forward_are_told_where_another_operator_takes_longer(tmp_path, op):
+    trace = Made()
+    for step in range(3):
+        at = 20_000 * step
+        trace.event("mark", f"ProfilerStep#{step}", at, 20_000, 1)
+        trace.op("aten::flatten_dense_tensors", at, 900)
+        trace.kernel(made.CAST, at + 890, 3, at + 880)
+        trace.op(op, at + 900, 900)
+        trace.kernel("ncclKernel_Broadcast_RING_LL_Sum_int8_t(args)", at + 1790, 3, at + 1780)
+        for call in range(12):
+            begins = at + 1800 + 1500 * call
+            trace.op(f"aten::op{call}", begins, 1490, **{"Fwd thread id": 0, "Sequence number": 20 * step + call})
+            trace.kernel(made.RELU, begins + 1485, 3, begins + 1480)
+        trace.op("MmBackward0", at + 19_850, 100, 2, **{"Fwd thread id": 1, "Sequence number": 20 * step + 1})
+        trace.kernel(GEMM, at + 19_900, 10, at + 19_860, 2)
+    advice = finding_of(run_of(tmp_path, trace, *A100), "host-bound").advice
+    assert ("broadcast_buffers=False" in advice) == (op == "c10d::broadcast_")

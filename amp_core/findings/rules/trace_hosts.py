@@ -120,10 +120,11 @@ MAX_OUTSIDE_FRAC = 1 / 3
 
 def _many_operators(run: Run) -> Remedy:
     longest, _ = longest_named(window_rows(run), "host_op")
-    launches = launch_remedy(run) or GUIDE["launch-bound"]
-    buffers = (
-        f" {_BUFFERS}" if longest in _FLATTENING and kernel_rows(run)["category"].eq("communication").any() else ""
-    )
+    launches, rows = launch_remedy(run) or GUIDE["launch-bound"], kernel_rows(run)
+    in_forward = rows["top_op"][rows["phase"] == "forward"]
+    broadcasts = in_forward.isin(_FLATTENING).any() and in_forward.str.contains("broadcast", regex=False).any()
+    broadcasts |= longest in _FLATTENING and rows["category"].eq("communication").any()
+    buffers = f" {_BUFFERS}" if broadcasts else ""
     return Remedy(f"{_MANY_OPERATORS}{buffers} {launches.advice}", launches.snippet)
 
 
