@@ -43,8 +43,7 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
     calls_others = rows["name"].isin(_CALLERS)
     calls_others |= rows["name"].str.contains(VIEWS)
     by_category = rows[of_model & ~calls_others].groupby("category")["total_us"].sum()
-    light = rows[of_model & ~calls_others].groupby(_with_called(rows))["total_us"].sum()
-    light = light[light.index.isin(_LIGHT)].sort_values(ascending=False)
+    light = by_category[by_category.index.isin(_LIGHT)].sort_values(ascending=False)
     light = light[light >= MIN_LIGHT_FRAC * light.sum()]
     us = by_category[by_category.index.isin(_FAMILIES)]
     us = pd.concat([us, pd.Series({LIGHT: light.sum()}, dtype=float)]) if len(light) else us
@@ -53,6 +52,8 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
     share, longest_family = percent(float(us.max()) / total_us), str(us.idxmax())
     recurs = rows["op"][rows["category"] == longest_family].str.contains(_RECURRENT).any()
     if longest_family == LIGHT:
+        with_called = rows["total_us"][of_model & ~calls_others & _with_called(rows).isin(light.index)].sum()
+        share = percent(float(with_called) / total_us)
         return float(us.max()), f", and all {join_words([_LIGHT[str(kind)] for kind in light.index])} take {share}"
     words = _WITH_RECURRENT if longest_family == "gemm" and recurs else _FAMILIES[longest_family]
     return float(us.max()), f", and {words.format(share=share)}"

@@ -149,7 +149,7 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
     kind, calls, call_us = _host_calls(windows, basis)
     in_calls = call_us >= us / 2 > 0
     is_slow = dispatch_us >= us / 2 if known else _mean_kernel_us(idle.rows) < LAUNCH_US
-    in_copies = _is_copying(run, windows, us * basis.steps)
+    in_copies = lead_us < us / 2 and _is_copying(run, windows, us * basis.steps)
     launch_bound = not in_calls and is_slow and not in_copies
     in_python = ""
     python_us = idle.us("lead_outside_us") if lead_us >= SHORT_LEAD_US else 0.0
