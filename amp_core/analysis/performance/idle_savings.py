@@ -11,6 +11,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.kernels import (
+    TO_HOST,
     first_calls_of,
     kernel_rows,
     optimizer_frac,
@@ -19,6 +20,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, Saving
 from amp_core.analysis.performance.step_cost import step_cost
+from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
@@ -357,13 +359,14 @@ COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
 
 
 def _is_copying(run: Run, windows: pd.DataFrame, host_us: float) -> bool:
-    """Whether the host is in an operator that copies, and starts no kernel, for most of the time in which it launches
-    too late, however short each of the gaps is."""
+    """Whether the host is in an operator that copies, to the device alone, and starts no kernel, for most of the time in
+    which it launches too late, however short each of the gaps is."""
     op, us = longest_named(windows, "host_op")
     if op not in COPYING or us < MIN_OF_PLACE_FRAC * host_us:
         return False
-    rows = kernel_rows(run)
-    return not ((rows["op"] == op) | (rows["top_op"] == op)).any()
+    rows = kernel_rows(run, everything=True)
+    rows = rows[(rows["op"] == op) | (rows["top_op"] == op)]
+    return bool((rows["category"].isin(COPIES) & ~rows["name"].str.contains(TO_HOST)).all())
 
 
 def _place(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
