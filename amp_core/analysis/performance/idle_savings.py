@@ -359,8 +359,8 @@ COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
 
 
 def _is_copying(run: Run, windows: pd.DataFrame, host_us: float) -> bool:
-    """Whether the host is in an operator that copies, to the device alone, and starts no kernel, for most of the time in
-    which it launches too late, however short each of the gaps is."""
+    """Whether the host is in an operator that copies to the device, and starts no kernel, for most of the time in which
+    it launches too late, however short each of the gaps is."""
     op, us = longest_named(windows, "host_op")
     if op not in COPYING or us < MIN_OF_PLACE_FRAC * host_us:
         return False
