@@ -53,9 +53,19 @@ def family(rows: pd.DataFrame, longest: str, longest_us: float, total_us: float)
     share, longest_family = percent(float(us.max()) / total_us), str(us.idxmax())
     recurs = rows["op"][rows["category"] == longest_family].str.contains(_RECURRENT).any()
     if longest_family == LIGHT:
+        with_called = rows["total_us"][of_model & ~calls_others & _with_called(rows).isin(light.index)].sum()
+        share = percent(float(with_called) / total_us)
         return float(us.max()), f", and all {join_words([_LIGHT[str(kind)] for kind in light.index])} take {share}"
     words = _WITH_RECURRENT if longest_family == "gemm" and recurs else _FAMILIES[longest_family]
     return float(us.max()), f", and {words.format(share=share)}"
+
+
+def _with_called(rows: pd.DataFrame) -> "pd.Series[str]":
+    """The category of each row; of what a light operator calls, as the allocations and casts of dropout, that of the
+    operator."""
+    own = rows.drop_duplicates("name").set_index("name")["category"]
+    of_top = rows["top_op"].map(own).fillna("")
+    return rows["category"].mask(of_top.isin(_LIGHT) & ~rows["category"].isin(_FAMILIES), of_top)
 
 
 def casts(rows: pd.DataFrame, op: str, op_us: float) -> str:
@@ -107,19 +117,22 @@ def large_tensors(rows: pd.DataFrame, total_us: float) -> str:
     where a step needs all of its batch at once, and without shapes."""
     if rows["phase"].isin(["backward", "optimizer"]).any():
         return ""
-    sums = rows.groupby(["in_shapes", "in_dtypes"])["total_us"].sum()
+    sums = rows.groupby(["name", "in_shapes", "in_dtypes"])["total_us"].sum()
     large_us, largest = 0.0, 0
-    for shapes, dtypes, us in sums.reset_index().itertuples(index=False):
+    for name, shapes, dtypes, us in sums.reset_index().itertuples(index=False):
         width = next((n for n in map(element_bytes, dtypes_of(str(dtypes))) if n is not None), 4)
-        of_rows = (shape for shape in tensor_shapes(str(shapes)) if shape[0] >= shape[-1])  # no weight of a large table
+        made = product(str(name), str(shapes))
+        output = [(made.batch * made.sizes["M"], made.sizes["N"])] if made is not None and made.kind == "gemm" else []
+        tensors = [*tensor_shapes(str(shapes)), *output]
+        of_rows = (shape for shape in tensors if shape[0] >= shape[-1])  # no weight of a large table
         bytes_ = max((math.prod(shape) for shape in of_rows), default=0) * width
         if bytes_ >= LARGE_BYTES:
             large_us, largest = large_us + us, max(largest, bytes_)
     if large_us < MIN_LARGE_FRAC * total_us or total_us <= 0:
         return ""
     return (
-        f" Operators on tensors of up to {size(largest)} take {percent(large_us / total_us)}: memory bounds them, "
-        "since no cache holds these, so compute them in parts of fewer rows."
+        f" Operators on tensors of up to {size(largest)} take {percent(large_us / total_us)}: no cache holds these, "
+        "so each operator reads and writes memory, and parts of fewer rows stay in the cache."
     )
 
 

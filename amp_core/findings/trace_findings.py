@@ -15,6 +15,7 @@ from amp_core.analysis.performance.idle_savings import VALUES_COPIED, longest_na
 from amp_core.analysis.performance.kernels import (
     is_matrix,
     kernel_rows,
+    left_of_operators,
     matrix_kinds,
     mostly_misclocked,
     multiplies,
@@ -23,7 +24,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC, SCATTERS
-from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, step_share
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, longest_name, step_share
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
 from amp_core.findings.host_sentences import host_alone, worker_sentence
@@ -149,6 +150,8 @@ def _nothing_to_judge(run: Run) -> str:
     """That a trace holds neither work of the device worth the name nor what the host does; else empty."""
     if mostly_misclocked(run):
         return _misclocked(run)
+    if left := left_of_operators(run):
+        return _sampled(run, left)
     windows = window_rows(run)
     if run.head.config.get("without_operators") is not True or windows.empty:
         return ""
@@ -172,6 +175,19 @@ def _misclocked(run: Run) -> str:
         f"The start times of {count:,.0f} kernels and copies are invalid, {duration(off_us / 1e6)} or more away from "
         f"the host's, so neither idle time nor overlap can be told. They take {number(us / 1e3)} of the "
         f"{number(span_us / 1e3, 'ms')} that the host's events last, {number(name_us / 1e3, 'ms')} of it {name}."
+    )
+
+
+def _sampled(run: Run, left: float) -> str:
+    """What is known of a trace of which that share of the operators is left."""
+    rows, windows = kernel_rows(run), window_rows(run)
+    name, steps = longest_name(rows, "name"), float(windows["steps"].fillna(0.0).sum())
+    us = float(rows["total_us"][rows["name"] == name].sum()) / (steps or float(len(windows)))
+    each = f"{number(us / 1e3, 'ms')} per {'step' if steps else 'profiled window'}"
+    return (
+        f"The file holds about {number(100 * left, digits=1)} % of the operators, and the launches and kernels of the "
+        "others were removed with them: neither idle time nor overlap can be judged, so look at the file from which "
+        f"they were removed. Of what is left, {kernel_in_words(name)} takes longest, {each}."
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces import intervals as times
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -101,10 +102,13 @@ def _in_operators(events: TraceEvents, pattern: "re.Pattern[str]") -> times.Inte
 
 
 def compiled_launch_frac(events: TraceEvents, linked: LinkedWork) -> float:
-    """Share of the device's work, by number, that is launched while the host is in compiled code."""
+    """Share of the device's kernels, by number, that are launched while the host is in compiled code: copies of what
+    the code takes come before it."""
     starts, ends = _in_operators(events, COMPILED)
-    if not len(starts):
+    copies = np.array([classify_kernel(text).category in COPIES for text in events.texts], dtype=bool)
+    launched_us = linked.launched_us[~copies[linked.name]]
+    if not len(starts) or not len(launched_us):
         return 0.0
-    at = np.searchsorted(starts, linked.launched_us, side="right") - 1
-    inside = (at >= 0) & (linked.launched_us < ends[np.maximum(at, 0)])
+    at = np.searchsorted(starts, launched_us, side="right") - 1
+    inside = (at >= 0) & (launched_us < ends[np.maximum(at, 0)])
     return float(inside.mean())

@@ -64,7 +64,7 @@ from amp_core.traces.products import join_products
 from amp_core.traces.recomputation import Recomputation, recomputation
 from amp_core.traces.slow_device import SlowDevice, slow_device
 from amp_core.traces.step_rows import op_rows, step_rows
-from amp_core.traces.thinned import is_thinned
+from amp_core.traces.thinned import Sampled, is_thinned, sampled
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.unequal_products import UnequalProducts, unequal_products
 from amp_core.traces.waits import most_frequent_wait
@@ -143,6 +143,7 @@ class Trace:
     """Whether it holds a device's work and none of the operators that launch it."""
     thinned: bool = False
     """Whether most operators were removed from it."""
+    sampled: Sampled | None = None
     times_by_events: bool = False
     """Whether the program recorded a pair of events around each operator, as torch does where it is not asked for
     kernels."""
@@ -327,7 +328,12 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     drop_steps_without_work(host, linked)
     without_work = launches_without_work(events)
     # Operators of an NPU's work are numbered here, where work is linked to them.
-    thinned = events.accelerator != "npu" and is_thinned(np.asarray(events.spans.external, dtype=np.int64))
+    numbers = [
+        np.asarray(column, dtype=np.int64)
+        for column in (events.spans.external, events.calls.correlation, events.work.correlation)
+    ]
+    thinned = events.accelerator != "npu" and is_thinned(numbers[0])
+    left = sampled(*numbers) if thinned else None
     loop = operator_loop(events, host)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
@@ -395,6 +401,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
         thinned=thinned,
+        sampled=left,
         misclocked=misclocked,
         metric_ranges=events.metric_ranges,
         legacy_format=LEGACY_PROCESS in events.processes,

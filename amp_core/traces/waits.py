@@ -27,9 +27,23 @@ WAITING = (
 
 
 def waiting_calls(events: TraceEvents) -> npt.NDArray[np.bool_]:
-    """Which calls into the runtime wait for the device, by their names."""
-    waiting = np.array([is_wait(text) for text in events.texts], dtype=bool)
-    return waiting[np.asarray(events.calls.name)] if len(events.calls) else np.zeros(0, dtype=bool)
+    """Which calls into the runtime wait for the device, by their names; none that asks for an event that is over, as
+    a timer of earlier work."""
+    if not len(events.calls):
+        return np.zeros(0, dtype=bool)
+    waiting, of_events = np.array([[is_wait(text), _of_event(text)] for text in events.texts], dtype=bool).T
+    name, calls = np.asarray(events.calls.name), events.calls
+    is_over = of_events[name] & (np.asarray(calls.end) - np.asarray(calls.start) < MIN_EVENT_WAIT_US)
+    result: npt.NDArray[np.bool_] = waiting[name] & ~is_over
+    return result
+
+
+MIN_EVENT_WAIT_US = 10.0
+"""A synchronization with an event that takes less finds it over already: a thread that waits is woken later."""
+
+
+def _of_event(name: str) -> bool:
+    return _VERSION.sub("", name).endswith(("EventSynchronize", "SynchronizeEvent"))
 
 
 def is_wait(name: str) -> bool:

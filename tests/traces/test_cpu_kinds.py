@@ -198,7 +198,7 @@ def test_tensors_that_no_cache_holds_are_told_to_be_computed_in_parts(tmp_path, 
         trace.op("autograd::engine::evaluate_function: ExpBackward0", 1000, 500)
         trace.op("aten::mul", 1005, 480, **{"Input Dims": [[rows, 16]], "Input type": ["float"]})
     sentence = first_sentence(run_of(tmp_path, trace))
-    assert ("on tensors of up to 3.58 GiB take 100 %: memory bounds them" in sentence) == told
+    assert ("on tensors of up to 3.58 GiB take 100 %: no cache holds these" in sentence) == told
 
 
 def test_a_large_weight_is_no_tensor_of_rows(tmp_path):

@@ -123,6 +123,25 @@ def _each_us(rows: pd.DataFrame, basis: Basis) -> float:
     return basis.each_us(rows["total_us"][~rows["category"].isin([*COPIES, "communication"])])
 
 
+MIN_BUCKETS = 3
+"""All-reduces of one backward from which gradients are reduced in buckets while it goes on."""
+
+
+def beside_backward_us(run: Run, rows: pd.DataFrame, basis: Basis) -> float:
+    """How much of exposed communication per step stands alone only because the host launches nothing beside it: all
+    buckets of gradients but the last of each backward, after which it launches more; no more than backward computes.
+    0 without marked steps. `rows`: of `kernel_rows`."""
+    if not basis.cost.steps:
+        return 0.0
+    reduced = collective_rows(run)
+    reduced = reduced[(reduced["name"] == "all_reduce") & (reduced["phase"] == "backward")]
+    passes = reduced.groupby(["rank", "step"])
+    is_last = reduced["ended_us"] == passes["ended_us"].transform("max")
+    is_bucket = (passes["ended_us"].transform("size") >= MIN_BUCKETS) & ~is_last
+    computing = (rows["phase"] == "backward") & (rows["category"] != "communication")
+    return min(basis.each_us(reduced["alone_us"][is_bucket]), basis.each_us(rows["total_us"][computing]))
+
+
 def _shorter(run: Run, us: float, copying: pd.DataFrame, computing_us: float, basis: Basis) -> float:
     """What copies of so many microseconds per step save at most. Those from pinned memory on streams of their own run
     beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others.
@@ -342,14 +361,21 @@ def _idle_of_late(
     return f"{each} of the {unit}, the others' for {number(float(idle_ms.drop(late).mean()), 'ms')}", held
 
 
+def _most_waited_for(run: Run) -> pd.DataFrame:
+    """Rows of `rank_waiting` of the fewest ranks that more than half of the waiting is for, the latest first."""
+    table = rank_waiting(run).sort_values("kept_ms", ascending=False, ignore_index=True)
+    before_ms = table["kept_ms"].cumsum() - table["kept_ms"]
+    return table[before_ms <= table["kept_ms"].sum() / 2]
+
+
 def _idle_instead(run: Run, late: pd.DataFrame, unit: str) -> str:
-    """How long the GPU of one late rank is idle, and those of the others, in words; empty where that does not explain
-    why the others wait for it. `late`: rows of `rank_waiting`."""
+    """How long the GPUs of the late ranks are idle, and those of the others, in words; empty where that does not
+    explain why the others wait for each of them. `late`: rows of `rank_waiting`."""
     windows, ranks = window_rows(run), late["rank"].tolist()
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum()) / windows["rank"].nunique())
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3
-    beyond_ms = idle_ms[ranks[0]] - idle_ms.drop(ranks[0]).mean()
-    if len(late) > 1 or beyond_ms < MIN_EXPLAINED_FRAC * late["kept_ms"].iloc[0]:
+    beyond_ms = idle_ms[ranks].to_numpy() - idle_ms.drop(ranks).mean()
+    if not (beyond_ms >= MIN_EXPLAINED_FRAC * late["kept_ms"].to_numpy()).all():
         return ""
     return _idle_of_late(windows, ranks, ranks, steps, unit)[0]
 
@@ -460,8 +486,9 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             who = f"{len(late)} of {ranks} ranks each enter"
             varies = "" if stalls else _varies(run)
             return words, f"no rank is late alone: {who} {often}{varies}"
-        if len(late) == 1:
-            words = words.replace(" for others", f" for others, most of it for rank {late['rank'].iloc[0]}", 1)
+        if len(late) == 1 and len(most := _most_waited_for(run)) <= max(2.0, ranks / 2):
+            late = most if len(most) > 1 else late
+            words = words.replace(" for others", f" for others, most of it for {_ranks(late['rank'].tolist())}", 1)
         late = late.head(MAX_RANKS_NAMED)
         first, *others = [
             f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "

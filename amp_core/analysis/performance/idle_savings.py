@@ -11,6 +11,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.kernels import (
+    TO_HOST,
     first_calls_of,
     kernel_rows,
     optimizer_frac,
@@ -19,6 +20,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, Saving
 from amp_core.analysis.performance.step_cost import step_cost
+from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
@@ -149,7 +151,8 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
     kind, calls, call_us = _host_calls(windows, basis)
     in_calls = call_us >= us / 2 > 0
     is_slow = dispatch_us >= us / 2 if known else _mean_kernel_us(idle.rows) < LAUNCH_US
-    launch_bound = not in_calls and is_slow
+    in_copies = lead_us < us / 2 and _is_copying(run, windows, us * basis.steps)
+    launch_bound = not in_calls and is_slow and not in_copies
     in_python = ""
     python_us = idle.us("lead_outside_us") if lead_us >= SHORT_LEAD_US else 0.0
     if launch_bound and python_us >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * basis.cost.step_us):
@@ -159,6 +162,7 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
             "but in Python or other code"
         )
     op, in_op = ("", "") if launch_bound or in_calls else _host_op(run, windows, basis)
+    in_op += ", which copies and starts no kernel" if in_copies and op in COPYING else ""
     named_us = call_us if in_calls else longest_named(windows, _host_column(windows))[1] / basis.steps
     named = windows["host_function_us"].sum() > 0 and not in_calls
     outside = "" if launch_bound or named else _outside(windows, us, basis)
@@ -359,6 +363,21 @@ def _host_op(run: Run, windows: pd.DataFrame, basis: Basis) -> tuple[str, str]:
     column = _host_column(windows)
     op, in_op = _longest_of(windows, column, basis)
     return op, in_op if column == "host_function" else f"{in_op}{_in_first(run, windows, column, op)}"
+
+
+COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
+"""Operators that copy to the device, or on the host."""
+
+
+def _is_copying(run: Run, windows: pd.DataFrame, host_us: float) -> bool:
+    """Whether the host is in an operator that copies to the device, and starts no kernel, for most of the time in which
+    it launches too late, however short each of the gaps is."""
+    op, us = longest_named(windows, "host_op")
+    if op not in COPYING or us < MIN_OF_PLACE_FRAC * host_us:
+        return False
+    rows = kernel_rows(run, everything=True)
+    rows = rows[(rows["op"] == op) | (rows["top_op"] == op)]
+    return bool((rows["category"].isin(COPIES) & ~rows["name"].str.contains(TO_HOST)).all())
 
 
 def _place(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:

@@ -414,6 +414,12 @@ def mostly_misclocked(run: Run) -> bool:
     return us > kept_us
 
 
+def left_of_operators(run: Run) -> float:
+    """The share of the operators that is left in a trace from which the others were removed with their kernels, so that
+    neither idle time nor overlap is known; 0 where the kernels are there. Of several ranks, by the first."""
+    return numbers_of_import(run, "sampled", "operators_frac")[0]
+
+
 def numbers_of_import(run: Run, entry: str, *names: str) -> list[float]:
     """Numbers of an entry that the import of a trace keeps; 0 for what is missing or damaged."""
     known = run.head.config.get(entry) if is_trace(run) else None

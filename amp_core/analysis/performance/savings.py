@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.communication_savings import alone_savings
+from amp_core.analysis.performance.communication_savings import alone_savings, beside_backward_us
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import (
@@ -29,6 +29,7 @@ from amp_core.analysis.performance.kernels import (
     counted_once,
     is_trace,
     kernel_rows,
+    left_of_operators,
     mostly_misclocked,
     of_main,
     window_rows,
@@ -85,8 +86,9 @@ class Savings:
 
 
 def possible_savings(run: Run) -> Savings | None:
-    """Possible savings in an imported trace; None for other runs, for a CPU and without a profiled window."""
-    if not is_trace(run) or mostly_misclocked(run):
+    """Possible savings in an imported trace; None for other runs, for a CPU, without a profiled window, and where times
+    or kernels are missing."""
+    if not is_trace(run) or mostly_misclocked(run) or left_of_operators(run):
         return None
     return run.cached(["kernels", "windows", "collectives", "steps", "timeline"], _possible_savings)
 
@@ -121,15 +123,8 @@ def _possible_savings(run: Run) -> Savings | None:
     # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does. The host
     # is in copies itself, but loading, by other processes, goes on.
     for_data = is_idle and basis.is_long(float(np.nan_to_num(cost.us("data"))))
-    alone = [
-        replace(
-            c,
-            waits_for_idle=for_data
-            if c.code == "copies"
-            else is_idle and not (c.late_ranks or c.waiting_us or c.waited_us),
-        )
-        for c in alone
-    ]
+    hidden_us = beside_backward_us(run, rows, basis) if is_idle else 0.0
+    alone = [_of_idle_device(c, hidden_us, for_data=for_data) if is_idle else c for c in alone]
     missing_us = max((c.waiting_us for c in alone if c.waiting_is_sure), default=0.0)
     idle = [replace(c, waits_for_ranks=0 < c.saved_us <= missing_us) for c in idle]
     of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
@@ -167,6 +162,16 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), basis.unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
+
+
+def _of_idle_device(saving: Saving, hidden_us: float, *, for_data: bool) -> Saving:
+    """A saving of communication or copies on a device that is mostly idle. `hidden_us` of communication stands alone
+    only since the host launches nothing beside it; `for_data`: the device waits for data."""
+    if saving.code == "copies":
+        return replace(saving, waits_for_idle=for_data)
+    if saving.late_ranks or saving.waiting_us or saving.waited_us:
+        return saving
+    return replace(saving, waits_for_idle=True, saved_us=max(0.0, saving.saved_us - hidden_us))
 
 
 MIN_CAPTURE_FRAC = 0.5

@@ -7,6 +7,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product as product_of
+from amp_core.analysis.performance.gemm_shapes import unaligned
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_rows
@@ -215,17 +216,22 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     product = longest["category"] != "conv"
     cores, _ = core_names(profiled_gpu(run, str(longest["device"])).name)
     remedy = _PADDED_PRODUCTS if product else _MIOPEN if "iopen" in longest["name"].lower() else None
-    if remedy is None and "conv1d" in longest["top_op"]:
-        remedy = _CONV1D
+    made = product_of(str(longest["op"]), str(longest["in_shapes"]))
+    if remedy is None:
+        of_signals = "conv1d" in longest["top_op"]
+        remedy = _CONV1D if of_signals else None
+        if made is not None and not unaligned(made.sizes, ALIGNED_ELEMENTS):
+            remedy = _ALIGNED_CONV1D if of_signals else _ALIGNED_CONV
     elif product and longest["op"] in _OF_TWO_TENSORS and "linear" not in longest["top_op"]:
-        made = product_of(str(longest["op"]), str(longest["in_shapes"]))
         is_aligned = made is not None and made.sizes.get("K", 1) % 8 == 0
         remedy = _NARROW_PRODUCTS if is_aligned else replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
         if is_aligned and made is not None and made.batch > 1 and min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS:
             remedy = _FEW_ROWS_OF_BATCH
+    of_longest_us = float(off["total_us"][off["name"] == longest["name"]].sum())
+    most = "most of it in" if of_longest_us > off["total_us"].sum() / 2 else "the largest part in"
     finding = make_finding(
         "kernels-off-tensor-cores",
-        f"{100 * share:.0f} % of 16-bit {kinds.text} kernel time does not use {cores}, most of it in "
+        f"{100 * share:.0f} % of 16-bit {kinds.text} kernel time does not use {cores}, {most} "
         f"{kernel_in_words(str(longest['name']))}",
         where,
         steps=steps_of(off),
@@ -249,6 +255,17 @@ _CONV1D = Remedy(
     "channels-last format for signals. Let cuDNN benchmark its algorithms, pad channels to multiples of 8, and use "
     "newer libraries.",
     "torch.backends.cudnn.benchmark = True\nlayer = torch.nn.Conv1d(-(-inputs // 8) * 8, -(-outputs // 8) * 8, size)",
+)
+_ALIGNED_CONV = Remedy(
+    "The library chose a kernel without tensor cores, though the channels are multiples of 8, so padding gains "
+    "nothing. Let cuDNN benchmark its algorithms, use channels-last memory format, and newer libraries.",
+    "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+)
+_ALIGNED_CONV1D = Remedy(
+    "The library chose a kernel without tensor cores, though the channels are multiples of 8, so padding gains "
+    "nothing; there is no channels-last format for signals. Let cuDNN benchmark its algorithms, and use newer "
+    "libraries.",
+    "torch.backends.cudnn.benchmark = True\nprint(torch.backends.cudnn.version())",
 )
 _PADDED_PRODUCTS = Remedy(
     "The library chose a kernel without tensor cores because of the shape, the layout or the library's age. Pad "

@@ -21,6 +21,7 @@ from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.rules.trace_cpu import cpu_waits_for_ranks
+from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
 from amp_core.formats import element_bytes
@@ -68,16 +69,18 @@ def exposed_communication(run: Run) -> list[Finding]:
     in_training = savings is not None and savings.trains
     exchange = _exchange(dtype, of_experts=of_experts, transfers=transfers, in_training=in_training)
     late = next((c for c in savings.ranked if c.late_ranks), None) if savings is not None else None
+    has_stacks = facts(run.head.environment, "profiler").get("with_stack")
+    late_remedy = _LATE_RANKS_WITH_STACKS if has_stacks else _LATE_RANKS
     if late is not None:
-        remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else _LATE_RANKS
+        remedy = _HELD_RANKS if late.held_ranks == late.late_ranks else late_remedy
         if late.slower_ratio:
             is_of_experts = rows["kernel"].str.contains(_EXPERT_KERNELS).any()
             remedy = _HOT_EXPERTS if is_of_experts else _SLOWER_GPUS
-        elif remedy is _LATE_RANKS and started_apart(run):
+        elif remedy is late_remedy and started_apart(run):
             remedy = _STARTED_APART
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
-        elif late.all_hosts_us and remedy is _LATE_RANKS:
+        elif late.all_hosts_us and remedy is late_remedy:
             launch_bound = savings is not None and any(c.code == "launch-bound" for c in savings.ranked)
             remedy = _slow_hosts(late, launch_bound=launch_bound)
         if not has_all_ranks(run):
@@ -131,7 +134,7 @@ def exposed_communication(run: Run) -> list[Finding]:
         return for_what_runs(run, told)
     saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
     if saving is not None and saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:
-        findings = [_with_waiting(f, saving, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
+        findings = [_with_waiting(f, saving, late_remedy, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
     transfer = longest_transfer(run)
     on_gpu = str(run.head.config.get("device")).startswith("cuda")
     if transfer is not None and on_gpu and _is_slow(transfer) and any(transfer.words in f.title for f in findings):
@@ -298,9 +301,9 @@ _NOTHING_BESIDE = Remedy(
 )
 
 
-def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Finding:
+def _with_waiting(finding: Finding, saving: Saving, late: Remedy, *, transfers: bool) -> Finding:
     """The finding with the waiting for late ranks first, and what else it advises for the transfer alone; without that
-    where no more than a small part is transfer."""
+    where no more than a small part is transfer. `late`: what to advise for late ranks."""
     transfer = finding.advice.replace(f" Here: {saving.here}.", "")
     advice = (
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
@@ -309,8 +312,8 @@ def _with_waiting(finding: Finding, saving: Saving, *, transfers: bool) -> Findi
     if transfers and saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
         advice += f" For the rest: {transfer}"
     if saving.here.startswith("rank "):
-        return replace(finding, advice=advice, snippet=_LATE_RANKS.snippet)
-    stacks = _LATE_RANKS.snippet.replace("on the late ranks", "on all ranks")
+        return replace(finding, advice=advice, snippet=late.snippet)
+    stacks = late.snippet.replace("on the late ranks", "on all ranks")
     return replace(finding, advice=advice, snippet=finding.snippet if transfers else stacks)
 
 
@@ -364,6 +367,12 @@ _LATE_RANKS = Remedy(
     "do not do, or do in less time.",
     "with torch.profiler.profile(with_stack=True) as prof:   # on the late ranks\n    train_step(batch)\n"
     'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
+)
+_LATE_RANKS_WITH_STACKS = Remedy(
+    "Nearly all of this is waiting for ranks that enter the collectives late, which neither a faster network nor "
+    "overlap shortens. The traces have Python's stacks: a timeline shows what these ranks do before the collectives "
+    "that the others do not do, or do in less time. Recording stacks slows the hosts, so time the steps without them.",
+    "with torch.profiler.profile(with_stack=False) as prof:   # on all ranks\n    train_step(batch)",
 )
 
 

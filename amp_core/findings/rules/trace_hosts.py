@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.idle_savings import CALLS, MIN_OF_ONE_FRAC, longest_named
+from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named
 from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -64,7 +64,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
     if first_calls_of(run, finding.where, longest_named(window_rows(run), "host_op")[1]) is not None:
         return _FIRST_CALL
-    if finding.where in _COPYING:
+    if finding.where in COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
     if CREATES.fullmatch(finding.where):
         return replace(_ON_DEVICE, snippet=created_on_device(finding.where))
@@ -157,10 +157,11 @@ MAX_OUTSIDE_FRAC = 1 / 3
 
 def _many_operators(run: Run) -> Remedy:
     longest, _ = longest_named(window_rows(run), "host_op")
-    launches = launch_remedy(run) or GUIDE["launch-bound"]
-    buffers = (
-        f" {_BUFFERS}" if longest in _FLATTENING and kernel_rows(run)["category"].eq("communication").any() else ""
-    )
+    launches, rows = launch_remedy(run) or GUIDE["launch-bound"], kernel_rows(run)
+    in_forward = rows["top_op"][rows["phase"] == "forward"]
+    broadcasts = in_forward.isin(_FLATTENING).any() and in_forward.str.contains("broadcast", regex=False).any()
+    broadcasts |= longest in _FLATTENING and rows["category"].eq("communication").any()
+    buffers = f" {_BUFFERS}" if broadcasts else ""
     return Remedy(f"{_MANY_OPERATORS}{buffers} {launches.advice}", launches.snippet)
 
 
@@ -173,8 +174,6 @@ _BUFFERS = (
     "DistributedDataParallel flattens and unflattens the model's buffers, as those of batch norm, to broadcast them "
     "before each forward: broadcast_buffers=False leaves that out."
 )
-_COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
-"""Operators that copy to the device, or on the host."""
 
 
 def _waits_for_pageable_copies(run: Run) -> bool:
