@@ -12,7 +12,7 @@ import numpy as np
 from amp_core.hardware.kernel_names import classify_kernel
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import Bools, LinkedWork
-from amp_core.traces.link import OPTIMIZER, Floats, Host
+from amp_core.traces.link import OPTIMIZER, Floats, Host, Ints
 from amp_core.traces.operators import operator_category
 from amp_core.traces.waits import waiting_calls
 
@@ -52,6 +52,7 @@ def fused_away_us(events: TraceEvents, host: Host, linked: LinkedWork) -> Floats
     stretch = np.searchsorted(_cuts(events, host), linked.launched_us[order], side="right")
     follows &= stretch[1:] == stretch[:-1]
     chain = np.concatenate([[0], np.cumsum(~follows)])
+    chain = _passes_apart(chain, _kind(events, linked)[order])
     whole_us = np.bincount(chain, us)
     longest_us = np.zeros(len(whole_us))
     np.maximum.at(longest_us, chain, us)
@@ -60,6 +61,39 @@ def fused_away_us(events: TraceEvents, host: Host, linked: LinkedWork) -> Floats
     share = np.divide(whole_us - left_us, whole_us, out=np.zeros(len(whole_us)), where=whole_us > 0)
     away[order] = np.where(member, us * share[chain], 0.0)
     return away
+
+
+def _kind(events: TraceEvents, linked: LinkedWork) -> Ints:
+    """By work: a number of its kernel, its operator and the shapes of its inputs together."""
+    op, shapes = np.full(len(linked), -1), np.full(len(linked), -1)
+    if len(events.spans):
+        op = np.where(linked.op >= 0, np.asarray(events.spans.name)[linked.op], -1)
+        shapes = np.where(linked.op >= 0, np.asarray(events.spans.shapes)[linked.op], -1)
+    return np.unique(np.stack([linked.name, op, shapes]), axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _passes_apart(chain: Ints, kind: Ints) -> Ints:
+    """The chains, cut where the same kernels begin anew, as in passes without marks, or in equal calls of one
+    operator: what comes later works on other values."""
+    begins = np.flatnonzero(np.concatenate([[True], chain[1:] != chain[:-1]]))
+    ends = np.append(begins[1:], len(chain))
+    cuts = np.zeros(len(chain), dtype=np.int64)
+    for low, high in zip(begins.tolist(), ends.tolist(), strict=True):
+        if high - low >= MIN_PASSES_LENGTH and (period := _period(kind[low:high])):
+            cuts[low + period : high : period] = 1
+    return np.cumsum(np.diff(chain, prepend=0).astype(np.int64) | cuts)
+
+
+def _period(kind: Ints) -> int:
+    """After how many kernels a series of at least two passes begins anew; 0 for others."""
+    for period in range(1, min(len(kind) // 2, MAX_PERIOD) + 1):
+        if (kind[period:] == kind[:-period]).all() and len(kind) >= max(2 * period, MIN_PASSES_LENGTH):
+            return period
+    return 0
+
+
+MIN_PASSES_LENGTH, MAX_PERIOD = 4, 64
+"""Kernels of a chain from which it may be passes, and of a pass at most."""
 
 
 def _cuts(events: TraceEvents, host: Host) -> Floats:

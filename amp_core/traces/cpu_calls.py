@@ -54,6 +54,8 @@ class SlowCalls:
     """The time of that one, and the median of its sizes."""
     halted_us: float = 0.0
     """How long all of the process stood still, where that is nearly all of it: calls that compute nothing, too."""
+    by_fastest: bool = False
+    """Whether most of it is beyond the fastest tenth of equal calls, since their median waits too."""
     by_passes: bool = False
     """Whether they are compared with the same call of other passes, for sizes are not recorded: `usual_us` is then what
     the fastest quarter takes."""
@@ -81,13 +83,14 @@ def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
         _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
         kind = kind.reshape(-1)
         by_kind = np.split(known[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
-    beyond = np.zeros(len(linked))
+    beyond, of_fastest = np.zeros(len(linked)), np.zeros(len(linked), dtype=bool)
     for equal in by_kind:
         later = equal if passes is not None else equal[1:]  # the first one may set something up
         if len(later) >= MIN_EQUAL:
-            usual_us = float(np.quantile(linked.own_us[later], PACE_QUANTILE if passes is not None else 0.5))
-            slow = equal[1:][linked.own_us[equal[1:]] > MIN_SLOW_RATIO * usual_us]
+            usual_us, least_us = _usual(linked.own_us[later], by_passes=passes is not None)
+            slow = equal[1:][linked.own_us[equal[1:]] > max(MIN_SLOW_RATIO * usual_us, least_us)]
             beyond[slow] = linked.own_us[slow] - usual_us
+            of_fastest[slow] = least_us > 0
     if beyond.sum() < MIN_SLOW_FRAC * linked.own_us.sum() or not beyond.any():
         return None
     most = int(beyond.argmax())
@@ -100,7 +103,26 @@ def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
         usual_us=float(linked.own_us[most] - beyond[most]),
         halted_us=_halted_us(linked, beyond),
         by_passes=passes is not None,
+        by_fastest=bool(beyond[of_fastest].sum() > beyond.sum() / 2),
     )
+
+
+def _usual(own_us: npt.NDArray[np.float64], *, by_passes: bool) -> tuple[float, float]:
+    """What equal calls take usually, and below what time, microseconds, none of them is slow: the median, unless that
+    is itself far longer than the fastest tenth, as where most calls wait for a processor."""
+    if by_passes:
+        return float(np.quantile(own_us, PACE_QUANTILE)), 0.0
+    fastest_us, median_us = (float(value) for value in np.quantile(own_us, [0.1, 0.5]))
+    if len(own_us) >= MIN_FASTEST and median_us >= MIN_STALLED_RATIO * fastest_us and median_us >= MIN_STALL_US:
+        return fastest_us, MIN_STALL_US
+    return median_us, 0.0
+
+
+MIN_FASTEST, MIN_STALLED_RATIO = 10, 5.0
+"""Equal calls from which the fastest tenth is known, and how many times as long their median is if most calls wait:
+caches and memory that is touched first explain less."""
+MIN_STALL_US = 1000.0
+"""A thread that waits for a processor waits for a time slice of another, which lasts milliseconds."""
 
 
 def _halted_us(linked: LinkedWork, beyond: npt.NDArray[np.float64]) -> float:
@@ -122,11 +144,14 @@ def _halted_us(linked: LinkedWork, beyond: npt.NDArray[np.float64]) -> float:
         tiny = (linked.own_us[stretch] - beyond[stretch] < MAX_TINY_US) & (beyond[stretch] >= MIN_HALT_US)
         if tiny.any() and MIN_HALT_FRAC * total_us >= MIN_FILLED_FRAC * us:
             shortest_us = min(shortest_us, us)
-    return shortest_us if np.isfinite(shortest_us) else 0.0
+    # In nearly all of the trace it is no halt, but calls that wait for a processor again and again.
+    return shortest_us if shortest_us <= MAX_HALT_FRAC * float(linked.end_us.max() - linked.start_us.min()) else 0.0
 
 
 MIN_HALT_FRAC, MIN_FILLED_FRAC = 0.9, 0.5
 """Share of what calls take beyond the usual that lies in one stretch, and share of the stretch that it is at least."""
+MAX_HALT_FRAC = 0.5
+"""Share of the trace that one halt takes at most."""
 MAX_TINY_US, MIN_HALT_US = 100.0, 50_000.0
 """Usual time of a call that computes hardly anything, and by how much it is longer where its process stood still."""
 MAX_HALT_STARTS = 10_000

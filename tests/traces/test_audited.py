@@ -173,11 +173,11 @@ def test_a_graph_of_a_whole_pass_has_no_break_to_find(tmp_path, kernels, broken)
 def test_casts_between_products_are_told_not_to_be_fused(tmp_path, beside, told):
     trace = Made()
     for number in range(10):
-        at = 600 * number
-        trace.op("aten::copy_", at, 5, **{"Input type": ["c10::Half", "float"]})
-        trace.kernel(made.CAST, at + 10, 300, at + 2)
-        trace.op("aten::mm" if beside == made.GEMM else "aten::relu", at + 6, 5)
-        trace.kernel(beside, at + 310, 295, at + 8)
+        at, host = 600 * number, 12 * number - 110
+        trace.op("aten::copy_", host, 5, **{"Input type": ["c10::Half", "float"]})
+        trace.kernel(made.CAST, at + 10, 300, host + 2)
+        trace.op("aten::mm" if beside == made.GEMM else "aten::relu", host + 6, 5)
+        trace.kernel(beside, at + 310, 295, host + 8)
     finding = finding_of(run_of(tmp_path, trace), "memory-bound-kernels")
     assert ("casts between products, 50 % of the profiled window, vanish" in finding.title) == told
     assert finding.win_ms == pytest.approx(3.0 if told else 2.975, rel=0.01)

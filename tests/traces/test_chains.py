@@ -32,10 +32,11 @@ def away(run):
 
 
 def test_a_chain_becomes_as_long_as_its_longest_kernel(tmp_path):
-    run = chain(tmp_path, [("aten::mul", made.RELU, 100), ("aten::add", made.RELU, 200), ("aten::cat", CAT, 100)])
-    assert away(run) == pytest.approx({"aten::mul": 50.0, "aten::add": 100.0, "aten::cat": 50.0})
+    kernels = [("aten::mul", made.RELU, 100), ("aten::add", made.RELU, 200), ("aten::cat", CAT, 100)]
+    run = chain(tmp_path, [*kernels, ("aten::exp", made.RELU, 100)])
+    assert away(run) == pytest.approx({"aten::mul": 60.0, "aten::add": 120.0, "aten::cat": 60.0, "aten::exp": 60.0})
     saving = possible_savings(run).of("memory-bound-kernels")
-    assert saving.saved_us == pytest.approx(200.0) and "concatenations" in saving.what
+    assert saving.saved_us == pytest.approx(300.0) and "concatenations" in saving.what
     assert "each chain of them takes as long as its longest kernel" in saving.what
 
 
@@ -45,6 +46,7 @@ def test_a_chain_becomes_as_long_as_its_longest_kernel(tmp_path):
         ([("aten::mul", made.RELU, 100), ("aten::mm", made.GEMM, 300), ("aten::add", made.RELU, 100)], None),
         ([("aten::mul", made.RELU, 100), ("aten::add", made.RELU, 9)], None),  # memory takes as long as bytes are many
         ([("aten::mul", made.RELU, 100), ("aten::add", made.RELU, 90)], [[4096, 64], [64, 64]]),
+        ([("aten::add_", made.RELU, 50)] * 8, None),  # equal calls
         ([("aten::batch_norm", BATCH_NORM, 100), ("aten::batch_norm", BATCH_NORM, 90)], None),
     ],
 )
@@ -57,8 +59,8 @@ def test_kernels_within_a_library_are_no_chain(tmp_path, top, fuses):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op(top, 0, 40)
-    for n in range(4):
-        trace.op("aten::add_", 5 + 8 * n, 6)
+    for n, op in enumerate(("aten::add_", "aten::mul", "aten::exp", "aten::sub")):
+        trace.op(op, 5 + 8 * n, 6)
         trace.kernel(made.RELU, 100 + 200 * n, 200, 7 + 8 * n)
     run = run_of(tmp_path, trace)
     assert kernel_rows(run)["fused_away_us"].sum() == pytest.approx(600.0 if fuses else 0.0)
@@ -75,4 +77,4 @@ def test_products_save_no_more_than_a_replay_of_the_launches(tmp_path, gap_us, s
         trace.kernel(made.SIMT, 100 + 80 * n, 80, at)
     saving = possible_savings(run_of(tmp_path, trace)).of("fp32-products")
     assert saving.saved_us == pytest.approx(saved_us, rel=0.15)
-    assert ("until the step waits for the host" in saving.what) == (gap_us > 0)
+    assert ("until the device waits for the host" in saving.what) == (gap_us > 0)

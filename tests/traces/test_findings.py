@@ -84,15 +84,15 @@ def test_products_with_a_vector_that_take_nearly_all_time_are_told(tmp_path, ker
 
 
 def with_small_parts(*, relu_us):
-    """A step of 10,000 µs, of which a ReLU, and launches that come too late, could each save less than 5 %."""
+    """A step of 10,000 µs, of which late launches, and a ReLU after them, could each save less than 5 %."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 10, 9_590 - relu_us, 2)
-    trace.op("aten::relu", 20, 8)
-    trace.kernel(made.RELU, 9_600 - relu_us, relu_us, 22)
-    trace.op("aten::mm", 9_900, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 9_910, 90, 9_901)
+    trace.kernel(made.GEMM, 10, 90, 2)
+    trace.op("aten::mm", 400, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(made.GEMM, 410, 9_590 - relu_us, 401)
+    trace.op("aten::relu", 420, 8)
+    trace.kernel(made.RELU, 10_000 - relu_us, relu_us, 422)
     return trace
 
 
@@ -151,8 +151,8 @@ def test_products_are_told_before_a_small_saving_beside_them(tmp_path, idle_us, 
 def test_the_second_largest_saving_is_told_if_it_is_about_as_large(tmp_path, idle_us, told):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
-    trace.op("aten::mm", 1, 8, **{"Input type": ["float"] * 2})
-    trace.kernel(made.SIMT, 10, 500, 2)
-    trace.kernel(made.RELU, 510 + idle_us, 990 - 510 - idle_us, 500 + idle_us)
+    trace.kernel(made.RELU, 10, 480 - idle_us, 2)
+    trace.op("aten::mm", 479, 8, **{"Input type": ["float"] * 2})
+    trace.kernel(made.SIMT, 490, 500, 480)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert (" The next: the GPU is idle for" in sentence) == told

@@ -440,8 +440,8 @@ def test_a_model_that_is_compiled_in_part_is_told_to_compile_the_rest(tmp_path, 
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     for number in range(compiled):
-        trace.op("Torch-Compiled Region: 0/0", 990 + 3 * number, 2)
-        trace.kernel("triton_poi_fused_add_0", 995 + 2 * number, 2, 991 + 3 * number, call_us=1)
+        trace.op("Torch-Compiled Region: 0/0", 40 + 3 * number, 2)
+        trace.kernel("triton_poi_fused_add_0", 995 + 2 * number, 2, 41 + 3 * number, call_us=1)
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 10, 490, 2)
     trace.op("aten::relu", 20, 8)
@@ -456,7 +456,7 @@ def test_an_operator_counts_with_its_twin_in_place(tmp_path):
     for number, op in enumerate(("aten::add", "aten::add_", "aten::mul", "aten::copy_")):
         trace.op(op, 10 * number, 8)
         trace.kernel(made.RELU, 100 + 200 * number, 200 - 50 * (number == 2), 10 * number + 2)
-    assert "aten::add with aten::add_ alone 40 %; fusing" in first_sentence(run_of(tmp_path, trace))
+    assert "aten::add with aten::add_ alone 40 %; fused" in first_sentence(run_of(tmp_path, trace))
 
 
 def test_attention_in_tf32_is_no_product_in_tf32(tmp_path):

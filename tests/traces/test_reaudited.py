@@ -88,11 +88,11 @@ def test_ranks_that_began_at_different_times_tell_nothing_of_a_loop(tmp_path, la
 def test_casts_alone_are_not_told_to_be_compiled(tmp_path):
     trace = Made()
     for n in range(8):
-        at = 1000 * n
-        trace.op("aten::copy_", at, 15, **{"Input Dims": [[4096, 4096]] * 2, "Input type": ["c10::Half", "float"]})
-        trace.kernel(made.CAST, at + 30, 300, at + 5)
-        trace.op("aten::mm", at + 25, 10)
-        trace.kernel(made.GEMM, at + 330, 690, at + 28)
+        host, at = 60 * n, 500 + 990 * n
+        trace.op("aten::copy_", host, 15, **{"Input Dims": [[4096, 4096]] * 2, "Input type": ["c10::Half", "float"]})
+        trace.kernel(made.CAST, at, 300, host + 5)
+        trace.op("aten::mm", host + 25, 10)
+        trace.kernel(made.GEMM, at + 300, 690, host + 28)
     finding = finding_of(run_of(tmp_path, trace), "memory-bound-kernels")
     assert "torch.compile" not in finding.snippet and "keep weights" in finding.advice
 

@@ -94,7 +94,7 @@ def test_a_server_that_copies_lists_of_tensors_does_not_train(tmp_path):
 @pytest.mark.parametrize("is_sdpa", [True, False])
 def test_attention_in_steps_by_torch_itself_is_not_told_to_call_it(tmp_path, is_sdpa):
     trace = Made()
-    trace.op("aten::scaled_dot_product_attention" if is_sdpa else "aten::matmul", 0, 90)
+    trace.op("aten::scaled_dot_product_attention" if is_sdpa else "Attention", 0, 90)
     steps = (("aten::bmm", made.GEMM, 64), ("aten::_softmax", "softmax_warp_forward", 8192))
     for n, (op, kernel, size) in enumerate(steps):
         trace.op(op, 10 + 20 * n, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": [[8, size, size]] * 2})

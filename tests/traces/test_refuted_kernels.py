@@ -217,7 +217,7 @@ def test_faster_kernels_save_no_more_than_the_host_waits_for_them(tmp_path):
         trace.event("call", "cudaDeviceSynchronize", at + 200, 205, 1, correlation=5)
         trace.op("aten::add", at + 410, 80)
     saving = possible_savings(run_of(tmp_path, trace, *A100)).of("fp32-products")
-    assert saving.saved_us == pytest.approx(20 * 205, rel=0.1) and "until the step waits for the host" in saving.what
+    assert saving.saved_us == pytest.approx(20 * 205, rel=0.1) and "until the device waits for the host" in saving.what
 
 
 @pytest.mark.parametrize(("first_us", "hint"), [(5000, False), (20_000, True)])

@@ -3,9 +3,9 @@
     >>> [saving.code for saving in memory_savings(rows, basis)]
     ['memory-bound-kernels', 'unfused-optimizer', 'layout-transposes', 'layout-copies']
 
-Kernels of one operator each that follow one another are assumed to fuse into one, as long as the longest of them
-(`amp_core.traces.chains`): each value is then read and written once. In runs that older
-versions imported it is half of their time (`FUSED_FRAC`).
+Kernels of one operator each are assumed to fuse to half their time (`FUSED_FRAC`), for each value is then read and
+written once instead of twice, and those that follow one another to the time of the longest of them
+(`amp_core.traces.chains`).
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ MIN_OF_SCORES_FRAC = 0.1
 """Share of other kernels in those on the scores of attention from which they are told beside the softmax."""
 MIN_LONE_FRAC = 0.02
 """Share of the step from which casts that nothing is fused with are told."""
-_FUSED = "fused, each chain of them takes as long as its longest kernel"
+_IN_CHAINS = "fused, each chain of them takes as long as its longest kernel"
 _JOINS = ("aten::cat", "aten::stack")
 """Operators that put tensors together, which compilers fuse with what comes before and after."""
 MIN_OF_JOINS_FRAC = 0.05
@@ -111,11 +111,14 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     its_us = basis.each_us(bound["total_us"][bound["op"] == longest])
     both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
     alone = f", {both} alone {step_share(its_us, basis.cost)}" if longest and others(bound, "op") else ""
-    apart_us = bound["fused_away_us"] * (1 - (in_steps_us / bound["total_us"]).fillna(0.0) * is_in_steps)
-    apart_us *= (bound["total_us"] / whole_us).fillna(0.0)  # what lies beside collectives is not counted
-    known = bool(bound["fused_away_us"].notna().all())  # not in runs of older versions
-    chains_us = basis.each_us(apart_us) if known else FUSED_FRAC * (us - in_steps - lone_us)
-    why = _FUSED if known else "fusing halves their memory traffic"
+    # Of what neither vanishes with the scores nor with the types of tensors.
+    rest_us = bound["total_us"] - (in_steps_us if is_in_steps else 0.0)
+    if lone_us:
+        rest_us -= bound["lone_us"].fillna(0.0).where(bound["category"] == "cast", 0.0).clip(upper=rest_us)
+    chained = (bound["fused_away_us"] / whole_us).fillna(0.0)
+    chains_us = basis.each_us(rest_us.clip(lower=0.0) * chained.clip(lower=FUSED_FRAC))
+    is_chained = float((rest_us * chained).sum()) > FUSED_FRAC * float(rest_us.sum())
+    why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
     if lone_us:
         why += f", and {CASTS_BETWEEN}, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""

@@ -21,7 +21,7 @@ _BESIDE_COLLECTIVES = ("fp32-products", "slow-products", "layout-transposes")
 """Savings of kernels that may lie beside collectives; memory-bound kernels are counted without that from the start."""
 _OF_KERNELS = ("fp32-products", "slow-products", "memory-bound-kernels")
 """Savings of shorter kernels."""
-_UNTIL_HOST = "until the step waits for the host"
+_UNTIL_HOST = "until the device waits for the host"
 MIN_BEHIND_IDLE_FRAC, MAX_REACH_FRAC = 0.15, 0.3
 """Share of the step that a device is idle from which its host may be the one that others wait for, and share of shorter
 kernels that reaches the end of the step below which it is."""
@@ -34,7 +34,7 @@ def within_reach(saving: Saving, rows: pd.DataFrame, windows: pd.DataFrame, basi
         return saving
     limit_us = min(_host_limit_us(windows, basis), _replayed_us(saving.saved_us, windows, basis))
     if saving.code == "memory-bound-kernels":
-        limit_us += _of_chains(rows) * basis.each_us(windows["host_us"].fillna(0.0))
+        limit_us += _of_chains(rows) * max(0.0, saving.saved_us - limit_us)
     if saving.saved_us <= MAX_OVER_RATIO * limit_us:
         return saving
     return replace(saving, saved_us=limit_us, what=f"{saving.what}, {_UNTIL_HOST}")

@@ -316,7 +316,10 @@ _ALIGNED = {
             "large share."
         ),
         signal="Time of such kernels that no compiler has fused.",
-        threshold=f"{SAVING_THRESHOLD} A chain of them is assumed to become as long as its longest kernel.",
+        threshold=(
+            f"{SAVING_THRESHOLD} Fusing them is assumed to halve their time, and to make a long chain of them as long "
+            "as its longest kernel."
+        ),
         advice=(
             "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Compile the model."
         ),
