@@ -81,24 +81,27 @@ def _without_twins(ops: "pd.Series[str]") -> "pd.Series[str]":
     return ops.where(~plain.isin(set(ops)), plain)
 
 
-def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
-    """What fusing saves of the rows that torch launches operator by operator, without the optimizer."""
+def _fusible(rows: pd.DataFrame, by_torch: "pd.Series[bool]") -> pd.DataFrame:
+    """The rows that compilers fuse, of those that torch launches operator by operator, without the optimizer."""
     joins = (rows["category"] == "layout") & rows["op"].isin(_JOINS)
     bound = rows[(rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) | joins) & by_torch]
     bound = bound[(bound["phase"] != "optimizer") & ~bound["top_op"].map(is_library).astype(bool)]
     others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
     others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
-    bound = bound[~others_work]
+    return bound[~others_work]
+
+
+def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
+    """What fusing saves of such rows."""
+    bound = _fusible(rows, by_torch) if float(rows["count"].sum()) >= MIN_FUSED_KERNELS * basis.steps else rows[:0]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
-    bound = bound.assign(op=_without_twins(bound["op"]))
-    apart, whole_us = "", bound["total_us"]
+    bound = bound.assign(op=_without_twins(bound["op"]), away_frac=_away_frac(bound))
+    apart = ""
     if basis.is_long(np.nan_to_num(basis.cost.us("communication"))):
         # Where communication takes long alone, it outlasts what runs beside it.
         bound = bound.assign(total_us=bound["total_us"] - bound["beside_us"].fillna(0.0))
         apart = " beside no collective" if float(bound["beside_us"].fillna(0.0).sum()) else ""
-    if float(rows["count"].sum()) < MIN_FUSED_KERNELS * basis.steps:
-        bound = bound[:0]
-    us, whole_us = basis.each_us(bound["total_us"]), whole_us[bound.index]
+    us = basis.each_us(bound["total_us"])
     lone_us = basis.each_us(bound["lone_us"].fillna(0.0)[bound["category"] == "cast"])
     lone_us = lone_us if lone_us >= MIN_LONE_FRAC * basis.cost.step_us else 0.0
     # Fused attention keeps the scores on the chip: neither its softmax nor what scales, masks or casts them remains.
@@ -115,9 +118,8 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     rest_us = bound["total_us"] - (in_steps_us if is_in_steps else 0.0)
     if lone_us:
         rest_us -= bound["lone_us"].fillna(0.0).where(bound["category"] == "cast", 0.0).clip(upper=rest_us)
-    chained = (bound["fused_away_us"] / whole_us).fillna(0.0)
-    chains_us = basis.each_us(rest_us.clip(lower=0.0) * chained.clip(lower=FUSED_FRAC))
-    is_chained = float((rest_us * chained).sum()) > FUSED_FRAC * float(rest_us.sum())
+    chains_us = basis.each_us(rest_us.clip(lower=0.0) * bound["away_frac"].clip(lower=FUSED_FRAC))
+    is_chained = float((rest_us * bound["away_frac"]).sum()) > FUSED_FRAC * float(rest_us.sum())
     why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
     if lone_us:
         why += f", and {CASTS_BETWEEN}, {basis.taken(lone_us)}, vanish where tensors have their type"
@@ -137,6 +139,11 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
         others=others(bound, "op" if longest else "name"),
         fused_us=fused_us,
     )
+
+
+def _away_frac(rows: pd.DataFrame) -> "pd.Series[float]":
+    """The share of each row's time that fusing its chains takes away; 0 in runs that older versions imported."""
+    return (rows["fused_away_us"] / rows["total_us"]).where(rows["total_us"] > 0).fillna(0.0)
 
 
 def _layouts(rows: pd.DataFrame, basis: Basis) -> Saving:
