@@ -156,8 +156,8 @@ _PAGEABLE = re.compile(r"Pageable -> Device")
 
 
 def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | None:
-    """In how many steps of the host gaps begin that take at least half of their mean per step; None without marks of
-    steps."""
+    """In how many steps of the host gaps begin that take at least `MIN_OF_MEAN_FRAC` of their mean per step; None
+    without marks of steps."""
     starts = np.array([start for start, _, _ in host.steps])
     if not len(starts):
         return None
@@ -165,7 +165,11 @@ def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | 
     of_step = np.searchsorted(starts, gaps[0][inside], side="right")
     us = np.bincount(of_step, (gaps[1] - gaps[0])[inside])
     in_window = ((starts >= spans.low) & (starts < spans.high)).sum()
-    return int((us > 0.5 * us.sum() / max(1, in_window)).sum())
+    return int((us > MIN_OF_MEAN_FRAC * us.sum() / max(1, in_window)).sum())
+
+
+MIN_OF_MEAN_FRAC = 0.5
+"""Share of the mean over the steps from which a step has such gaps."""
 
 
 def _op_of_calls(trace: LinkedTrace, calling: times.Intervals) -> tuple[str | None, float]:
