@@ -142,16 +142,15 @@ def _halted_us(linked: LinkedWork, beyond: npt.NDArray[np.float64]) -> float:
         stretch = slow[first : last + 1]
         us = float(linked.end_us[stretch].max() - linked.start_us[stretch[0]])
         tiny = (linked.own_us[stretch] - beyond[stretch] < MAX_TINY_US) & (beyond[stretch] >= MIN_HALT_US)
-        if tiny.any() and MIN_HALT_FRAC * total_us >= MIN_FILLED_FRAC * us:
+        # Calls that wait for time slices are many, and wait for milliseconds each.
+        is_halt = tiny.any() and float(beyond[stretch].mean()) >= MIN_HALT_US
+        if is_halt and MIN_HALT_FRAC * total_us >= MIN_FILLED_FRAC * us:
             shortest_us = min(shortest_us, us)
-    # In nearly all of the trace it is no halt, but calls that wait for a processor again and again.
-    return shortest_us if shortest_us <= MAX_HALT_FRAC * float(linked.end_us.max() - linked.start_us.min()) else 0.0
+    return shortest_us if np.isfinite(shortest_us) else 0.0
 
 
 MIN_HALT_FRAC, MIN_FILLED_FRAC = 0.9, 0.5
 """Share of what calls take beyond the usual that lies in one stretch, and share of the stretch that it is at least."""
-MAX_HALT_FRAC = 0.5
-"""Share of the trace that one halt takes at most."""
 MAX_TINY_US, MIN_HALT_US = 100.0, 50_000.0
 """Usual time of a call that computes hardly anything, and by how much it is longer where its process stood still."""
 MAX_HALT_STARTS = 10_000
