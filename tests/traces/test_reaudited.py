@@ -110,3 +110,33 @@ def test_the_first_work_of_a_step_after_a_wait_is_not_told_to_be_captured(tmp_pa
     finding = finding_of(run, "launch-bound")
     assert "between kernels of" not in first_sentence(run)
     assert "idle between steps" in finding.advice and "compile" not in finding.snippet
+
+
+@pytest.mark.parametrize(("slow", "told"), [(32, "the fastest tenth of"), (12, "the median of"), (0, "")])
+def test_calls_most_of_which_wait_for_a_processor_are_held_against_the_fastest(tmp_path, slow, told):
+    trace, at = Made(), 0
+    for n in range(40):
+        us = 5_000 if n >= 40 - slow else 100
+        trace.op("aten::mm", at, us, **{"Input Dims": [[64, 64]] * 2, "Input type": ["float"] * 2})
+        at += us + 1
+    found = [f.title for f in diagnose(run_of(tmp_path, trace)) if f.code == "shared-processor"]
+    assert [told in title for title in found] == ([True] if told else [])
+
+
+def test_bf16_that_a_gpu_emulates_is_named(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 5, 8, **{"Input Dims": [[512, 512]] * 2, "Input type": ["c10::BFloat16"] * 2})
+    kernel = "void magma_sgemmEx_kernel<float, __nv_bfloat16, __nv_bfloat16, false, false, 6, 3, 5, 3, 3>(int, int)"
+    trace.kernel(kernel, 20, 970, 6)
+    sentence = first_sentence(run_of(tmp_path, trace, "Tesla T4", (7, 5)))
+    assert "on inputs in BF16, which the tensor cores of this GPU do not take" in sentence
+    assert "FP16 is" in sentence and "16 bits are" not in sentence
+
+
+def test_a_quantized_model_is_not_moved_to_a_gpu_as_it_is(tmp_path):
+    trace = Made()
+    trace.op("quantized::linear_dynamic", 0, 900)
+    trace.op("aten::addmm", 900, 500, **{"Input Dims": [[64], [64, 64], [64, 64]], "Input type": ["float"] * 3})
+    finding = finding_of(run_of(tmp_path, trace), "idle-gpu")
+    assert "before quantization" in finding.title and "torchao" in finding.advice
