@@ -133,7 +133,7 @@ def _phases(run: Run, ask: Ask) -> Marked:
 
 def _no_phases(frame: Marked) -> str | None:
     known = (frame.table[[f"{name}_ms" for name in LABELS]] > 0).any(axis=None)
-    return None if known else "No step times were recorded."
+    return None if known else "No phases of steps were recorded."
 
 
 def _memory(run: Run, ask: Ask, points: int = MAX_POINTS) -> Marked:

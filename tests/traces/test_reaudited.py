@@ -129,9 +129,11 @@ def test_bf16_that_a_gpu_emulates_is_named(tmp_path):
     trace.op("aten::mm", 5, 8, **{"Input Dims": [[512, 512]] * 2, "Input type": ["c10::BFloat16"] * 2})
     kernel = "void magma_sgemmEx_kernel<float, __nv_bfloat16, __nv_bfloat16, false, false, 6, 3, 5, 3, 3>(int, int)"
     trace.kernel(kernel, 20, 970, 6)
-    sentence = first_sentence(run_of(tmp_path, trace, "Tesla T4", (7, 5)))
+    run = run_of(tmp_path, trace, "Tesla T4", (7, 5))
+    sentence = first_sentence(run)
     assert "on inputs in BF16, which the tensor cores of this GPU do not take" in sentence
     assert "FP16 is" in sentence and "16 bits are" not in sentence
+    assert "BF16 is emulated" in finding_of(run, "fp32-products").advice
 
 
 def test_a_quantized_model_is_not_moved_to_a_gpu_as_it_is(tmp_path):

@@ -21,7 +21,7 @@ from amp_core.analysis.performance.kernels import (
     without_ranges,
 )
 from amp_core.analysis.performance.memory_savings import CASTS_BETWEEN, is_accumulating
-from amp_core.analysis.performance.product_savings import MEMORY_BOUNDS
+from amp_core.analysis.performance.product_savings import MEMORY_BOUNDS, NOT_TAKEN
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -82,6 +82,7 @@ def fp32_products(run: Run) -> list[Finding]:
     if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
         gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
         told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
+    told = [replace(f, advice=f.advice.replace("would be", "is")) if NOT_TAKEN in f.title else f for f in told]
     told = [_in_part(run, f) for f in told]
     rows = kernel_rows(run)
     if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
