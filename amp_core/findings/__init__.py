@@ -17,7 +17,7 @@ from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, Cause, firs
 from amp_core.findings.fitting import fitted
 from amp_core.findings.model import SEVERITIES, Entry, Finding, Severity
 from amp_core.findings.registry import FAMILIES, GUIDE, PAIRED_RULES, RULES, load
-from amp_core.findings.trace_findings import first_sentence
+from amp_core.findings.trace_sentence import first_sentence
 from amp_core.store.run import Run, check_run
 
 __all__ = [

@@ -26,7 +26,7 @@ from amp_core.findings.first_cause import INPUT_DATA, LEARNING_RATE, LOSS
 from amp_core.findings.model import LOSS_SCALING, Finding
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.signals import facts, signals
-from amp_core.findings.trace_findings import first_sentence
+from amp_core.findings.trace_sentence import first_sentence
 from amp_core.schema import RunError
 from amp_core.store.run import Run
 from amp_core.text import formatting

@@ -30,7 +30,8 @@ from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
-from amp_core.findings.trace_findings import for_what_runs, may_lack_model, saving_finding
+from amp_core.findings.trace_findings import for_what_runs, saving_finding
+from amp_core.findings.trace_sentence import may_lack_model
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, percent
 

@@ -3,7 +3,8 @@
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
-from amp_core.findings.trace_findings import MIN_SCATTER_FRAC, for_what_runs, scattered
+from amp_core.findings.scattered_writes import MIN_SCATTER_FRAC, scattered
+from amp_core.findings.trace_findings import for_what_runs
 from amp_core.store.run import Run
 
 

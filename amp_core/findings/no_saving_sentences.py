@@ -1,0 +1,171 @@
+"""What the first sentence says of a trace in which no single change would save much.
+
+>>> no_saving(run, savings)
+'No single change would save 5.00 % or more of the step: GEMM/conv takes 71 % of it, on tensor cores.'
+"""
+
+import math
+
+import numpy as np
+
+from amp_core.analysis.performance.gemm_shapes import tensor_shapes
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.kernels import (
+    is_matrix,
+    kernel_rows,
+    matrix_kinds,
+    window_rows,
+)
+from amp_core.analysis.performance.memory_savings import FUSED_FRAC
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC
+from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
+from amp_core.findings.matrix_sentences import matrix_work
+from amp_core.hardware.gpus import core_names, is_amd
+from amp_core.hardware.kernel_names import SMALL_TYPES
+from amp_core.hardware.kernel_names.dtypes import of_token
+from amp_core.store.run import Run
+from amp_core.text.formatting import kernel_in_words, percent
+from amp_core.traces.operators import is_compiled_code
+
+
+def busy_frac(savings: Savings) -> float:
+    """The share of the step in which the device works."""
+    cost = savings.cost
+    return float(1 - (np.nan_to_num(cost.us("gaps")) + np.nan_to_num(cost.us("data"))) / cost.step_us)
+
+
+def own_profiler(run: Run) -> str:
+    """With which tool to profile one kernel alone, as part of a sentence; empty where none is known."""
+    device = str(run.head.config.get("device") or "")
+    if not device.startswith("cuda"):
+        return ""
+    gpu = profiled_gpu(run, device).name
+    return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
+
+
+def no_saving(run: Run, savings: Savings) -> str:
+    """That no single change saves much, and what takes the time, as sentences."""
+    cost = savings.cost
+    if savings.unknown_frac > MAX_UNKNOWN_FRAC:
+        is_narrow = of_token(savings.unknown_kernel) in ("fp16", "bf16", *SMALL_TYPES)
+        of_16_bits = " is" if is_narrow else " and the savings from 16 bits are"
+        return (
+            f"The device is busy for {percent(busy_frac(savings))} of the {savings.unit}. "
+            f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, "
+            f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in "
+            f"{kernel_in_words(savings.unknown_kernel)}, so the share of GEMM/conv{of_16_bits} unknown."
+        )
+    rows = kernel_rows(run)
+    cores, _ = core_names(cost.device_name)
+    off = rows[is_matrix(rows) & (rows["tensor_core"] == "no") & rows["precision"].isin(["fp16", "bf16"])]
+    off_frac = float(off["total_us"].sum() / max(rows["total_us"].sum(), MIN_KERNEL_US))
+    off_share = float(off["total_us"].sum()) / max(float(window_rows(run)["wall_us"].sum()), MIN_KERNEL_US)
+    if off_frac > MAIN_OP_FRAC or off_share >= MIN_SAVED_FRAC:
+        kinds = matrix_kinds(off["total_us"], off["category"] == "attention")
+        return (
+            f"{kinds.subject} in 16 bits {kinds.verb} {percent(off_frac)} of the kernel time without using {cores}. "
+            "What these would save depends on the library's kernels; nothing else would save "
+            f"{percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
+        )
+    work = matrix_work(run, savings)
+    rest = f" {savings.ranked[0].what}." if savings.ranked else ""
+    named_by_kernel = rows["name"].map(kernel_in_words)
+    named = rows["op"].where(rows["op"] != "", named_by_kernel)
+    others = rows["total_us"][~is_matrix(rows)].groupby(named).sum()
+    share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
+    longest = f"{others.idxmax()} takes {percent(share)} of the kernel time" if share > MAIN_OP_FRAC else ""
+    if savings.peak_frac is None and work.kernel_frac > MAIN_PRODUCT_FRAC and not longest:
+        it_takes = "it takes" if len(work.kinds.fracs) == 1 else "they take"
+        kernels = rows["op"].where((rows["op"] != "") & ~rows["op"].map(is_compiled_code).astype(bool), named_by_kernel)
+        us = rows["total_us"][~is_matrix(rows)].groupby(kernels).sum()
+        other_frac = float(us.max() / window_rows(run)["wall_us"].sum()) if len(us) else 0.0
+        is_long = other_frac >= MIN_SAVED_FRAC
+        nothing = "Nothing that is looked for" if is_long else "Nothing"
+        name = str(us.idxmax()) if is_long else ""
+        family = f" ({percent(work.family_frac)} with those of its kind)" if work.family_frac else ""
+        beside = f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
+        return (
+            f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
+            f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}{family}: "
+            f"{kernel_in_words(work.kernel)}. Profile it alone{own_profiler(run)}.{beside}{rest}"
+        )
+    whole = f"the {savings.unit}" if longest else "it"
+    of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
+    parts = [part for part in (longest, of_products if work.frac > 0 or not longest else "") if part]
+    told = ", and ".join(parts)
+    beside = "" if longest else _beside_products(run, savings)
+    if _IN_STEPS in beside:
+        return (
+            f"{kernel_in_words(_longest_other(run)[0])} takes {percent(_longest_other(run)[1])} of the {savings.unit}: "
+            f"{_IN_STEPS}. Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
+        )
+    change = "No single change that is looked for" if _HALVED in beside else "No single change"
+    return f"{change} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{beside}{rest}"
+
+
+def _beside_products(run: Run, savings: Savings) -> str:
+    """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; empty without a long
+    one."""
+    name, share = _longest_other(run)
+    memory_frac = float(np.nan_to_num(savings.cost.us("memory_bound", "cast", "layout"))) / savings.cost.step_us
+    if share < MIN_BESIDE_FRAC and memory_frac >= MIN_MEMORY_FRAC:
+        passes = _passes_over_one(run)
+        others = f"{passes}; the others are many short or already fused ones" if passes else ""
+        return f" Memory-bound kernels take {percent(memory_frac)}, {others or 'in many short or already fused ones'}."
+    if share < MIN_BESIDE_FRAC:
+        return ""
+    return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+
+
+def _passes_over_one(run: Run) -> str:
+    """That kernels without products pass over one large tensor, each once per step, as part of a sentence, where half
+    of their time would be a saving; else empty."""
+    rows, windows = kernel_rows(run), window_rows(run)
+    rows = rows[~is_matrix(rows) & (rows["category"] != "communication")]
+    rows = rows[rows["count"] <= max(1.0, float(windows["steps"].fillna(0.0).sum()))]
+    largest = [max(tensor_shapes(shapes), key=math.prod, default=()) for shapes in rows["in_shapes"]]
+    sizes = [" × ".join(str(size) for size in shape if size > 1) for shape in largest]
+    rows = rows.assign(elements=[math.prod(shape) for shape in largest], sizes=sizes)
+    us = rows[rows["elements"] >= LARGE_ELEMENTS].groupby("elements")["total_us"].sum()
+    frac = float(us.max() / windows["wall_us"].sum()) if len(us) else 0.0
+    rows = rows[rows["elements"] == (us.idxmax() if len(us) else 0)].sort_values("total_us")
+    kernels = int((rows["total_us"] >= MIN_PASS_FRAC * rows["total_us"].sum()).sum())
+    if frac * FUSED_FRAC < MIN_SAVED_FRAC or kernels < 2:
+        return ""
+    tensor = f"one tensor of {rows['sizes'].iloc[-1]}"
+    return f"{percent(frac)} in {kernels} that each pass over {tensor}, {_HALVED}"
+
+
+LARGE_ELEMENTS = 2**27
+"""A tensor of so many elements is larger than the cache of any GPU."""
+MIN_PASS_FRAC = 0.05
+"""Share of the time of such kernels from which one passes over the tensor, and does not read a few of its values."""
+_HALVED = "which fewer passes may halve"
+
+
+def _longest_other(run: Run) -> tuple[str, float]:
+    """The longest kernel that neither multiplies matrices nor communicates, and its share of the profiled time."""
+    rows = kernel_rows(run)
+    us = rows[~is_matrix(rows) & (rows["category"] != "communication")].groupby("name")["total_us"].sum()
+    return (str(us.idxmax()), float(us.max() / window_rows(run)["wall_us"].sum())) if len(us) else ("", 0.0)
+
+
+def _of_softmax(kernel: str, savings: Savings) -> str:
+    """What a long softmax beside products tells of a model that does not train, whose loss needs one."""
+    is_softmax = "softmax" in kernel.lower() and not savings.trains
+    return f": {_IN_STEPS}" if is_softmax else ""
+
+
+_IN_STEPS = "attention is computed in steps, and a fused kernel keeps its scores on the chip"
+
+
+MIN_MEMORY_FRAC = 0.2
+"""Share of the step in memory-bound kernels, none of them long, from which they are told together."""
+MIN_BESIDE_FRAC = 0.1
+"""Share of the profiled time from which a kernel other than products is named where nothing else is to be said."""
+
+
+MAIN_PRODUCT_FRAC = 0.25
+"""A product of unknown efficiency with more of the step than this is named where nothing else is to be said."""
+MAIN_OP_FRAC = 0.5
+"""An operator other than products that takes more of the kernel time is named where nothing else is to be said."""

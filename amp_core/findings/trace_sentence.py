@@ -1,0 +1,332 @@
+"""The sentence that comes first of an imported trace.
+
+first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 % of the step (up to 619 of 1,211 ms).'
+"""
+
+import numpy as np
+
+from amp_core.analysis.performance.idle_savings import VALUES_COPIED, longest_named
+from amp_core.analysis.performance.kernels import (
+    is_matrix,
+    kernel_rows,
+    left_of_operators,
+    mostly_misclocked,
+    multiplies,
+    numbers_of_import,
+    of_copies,
+    window_rows,
+)
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.savings import Savings, possible_savings
+from amp_core.findings.cpu_sentences import cpu_sentence
+from amp_core.findings.host_sentences import host_alone, worker_sentence
+from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
+from amp_core.findings.matrix_sentences import matrix_work
+from amp_core.findings.no_saving_sentences import busy_frac, no_saving, own_profiler
+from amp_core.findings.registry import GUIDE
+from amp_core.findings.repeated_work import (
+    MIN_LOOP_FIRST_FRAC,
+    growing_sentence,
+    loop_frac,
+    loop_sentence,
+    recomputed_sentence,
+)
+from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
+from amp_core.findings.signals import facts
+from amp_core.findings.step_sentences import (
+    captured_anew,
+    few_long_steps,
+    of_ranks,
+    passes_sentence,
+    profilers_part,
+    slow_memory,
+    uneven_device,
+    uneven_steps,
+)
+from amp_core.store.run import Run
+from amp_core.text.formatting import duration, kernel_in_words, number, percent
+
+
+def first_sentence(run: Run) -> str:
+    """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
+    trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
+    before, after = parts_left_out(run)
+    if nothing := _nothing_to_judge(run):
+        return " ".join((nothing, *before, *after))
+    (uneven, us), savings = uneven_device(run), possible_savings(run)
+    windows = window_rows(run)
+    each_us = float(windows["wall_us"].sum()) / max(1, windows["rank"].nunique())  # `us` is of one rank
+    largest = savings.ranked[0] if savings and savings.ranked else None
+    # What is shorter with faster kernels is known only where these take equally long.
+    is_main = largest is None or largest.code not in _IDLE or us >= each_us * largest.share
+    is_loop = savings is None and loop_frac(run) >= MIN_LOOP_FIRST_FRAC
+    main = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
+    first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
+    then = [text for text in (uneven, loop_sentence(run)) if text not in first]
+    told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
+    again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
+    figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
+    return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
+
+
+MAX_NO_WORK_FRAC = 0.001
+"""Share of a window with less device activity than which there is nothing to save on the device."""
+
+
+def _nothing_to_judge(run: Run) -> str:
+    """That a trace holds neither work of the device worth the name nor what the host does; else empty."""
+    if mostly_misclocked(run):
+        return _misclocked(run)
+    if left := left_of_operators(run):
+        return _sampled(run, left)
+    windows = window_rows(run)
+    if run.head.config.get("without_operators") is not True or windows.empty:
+        return ""
+    busy_us, wall_us = (float(windows[name].sum()) for name in ("busy_us", "wall_us"))
+    if busy_us >= MAX_NO_WORK_FRAC * wall_us:
+        return ""
+    return (
+        f"The trace holds practically no device activity, {number(busy_us / 1e3, 'ms')} of "
+        f"{number(wall_us / 1e3, 'ms')}, and no operators, so there is nothing to judge: profile what the device "
+        "works on, after a warm-up, and record ProfilerActivity.CPU too."
+    )
+
+
+def _misclocked(run: Run) -> str:
+    """What is known of a device's work whose times are none of the trace."""
+    count, us, span_us, off_us, name_us = numbers_of_import(
+        run, "misclocked", "count", "us", "span_us", "off_us", "name_us"
+    )
+    name = kernel_in_words(str(facts(run.head.config, "misclocked").get("name")))
+    return (
+        f"The start times of {count:,.0f} kernels and copies are invalid, {duration(off_us / 1e6)} or more away from "
+        f"the host's, so neither idle time nor overlap can be told. They take {number(us / 1e3)} of the "
+        f"{number(span_us / 1e3, 'ms')} that the host's events last, {number(name_us / 1e3, 'ms')} of it {name}."
+    )
+
+
+def _sampled(run: Run, left: float) -> str:
+    """What is known of a trace of which that share of the operators is left."""
+    rows, windows = kernel_rows(run), window_rows(run)
+    name, steps = longest_name(rows, "name"), float(windows["steps"].fillna(0.0).sum())
+    us = float(rows["total_us"][rows["name"] == name].sum()) / (steps or float(len(windows)))
+    each = f"{number(us / 1e3, 'ms')} per {'step' if steps else 'profiled window'}"
+    return (
+        f"The file holds about {number(100 * left, digits=1)} % of the operators, and the launches and kernels of the "
+        "others were removed with them: neither idle time nor overlap can be judged, so look at the file from which "
+        f"they were removed. Of what is left, {kernel_in_words(name)} takes longest, {each}."
+    )
+
+
+def _small(run: Run) -> str:
+    """What changes that save too little each would save together; empty if that is little too, or one saves enough."""
+    savings = possible_savings(run)
+    if savings is None or any(c.saved_us > 0 for c in savings.ranked) or len(savings.small) < 2:
+        return ""
+    us = sum(c.saved_us for c in savings.small)
+    if us < MIN_SAVED_FRAC * savings.cost.step_us:
+        return ""
+    largest = savings.small[0]
+    return (
+        f"Smaller savings add up to {percent(us / savings.cost.step_us)}; the largest: "
+        f"{_in_sentence(largest)} ({largest.how_much(savings.unit)})."
+    )
+
+
+MIN_VECTOR_FRAC, MIN_VECTOR_STEP_FRAC = 0.8, 0.5
+"""Shares of the kernel time and of the step from which products of a matrix and a vector are told first."""
+
+
+def _vectors(run: Run) -> str:
+    """That nearly all kernel time is products of a matrix and a vector, as in decoding at batch 1; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    if savings is None or rows.empty:
+        return ""
+    us = float(rows["total_us"][rows["name"].str.contains("gemv", regex=False)].sum())
+    share = us / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+    wall_us = float(window_rows(run)["wall_us"].sum())
+    if share < MIN_VECTOR_FRAC or us < MIN_VECTOR_STEP_FRAC * wall_us:
+        return ""
+    return (
+        f"Products of a matrix and a vector take {percent(share)} of the kernel time: they read every weight for one "
+        "row, so memory bounds them, and larger batches or weights of fewer bits help."
+    )
+
+
+def _first_sentence(run: Run) -> str:
+    savings = possible_savings(run)
+    if savings is None:
+        if "launches_without_kernels" in run.head.config:
+            missing = "kernel" if "timed_op" in run.head.config else "device activity"
+            return f"No {missing} was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
+        return cpu_sentence(run)
+    if savings.capture_us:
+        return (
+            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3)} of "
+            f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
+            "not run, so the device's performance cannot be analysed. Profile the graph's replays."
+        )
+    largest = savings.ranked[0] if savings.ranked else None
+    if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
+        # Short gaps all along are those of a loop.
+        is_start = not savings.trains or busy_frac(savings) < MAX_STARTING_FRAC
+        at_start = savings.unit != "step" and is_start
+        of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
+        at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
+        repeats = run.head.config.get("equal_passes")
+        at_start &= not (isinstance(repeats, int) and repeats >= MIN_REPEATS)
+        idle = at_start and not passes_sentence(run) and busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
+        hint = _idle_hint(run) if idle else ""
+        whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
+        writes = scattered(run, savings)
+        is_first = writes is not None and writes.frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
+        first = f"{writes.sentence} " if writes is not None and is_first else ""
+        whole += f" {writes.sentence}" if writes is not None and not is_first else ""
+        known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
+        known += " while the device waits" if _is_larger_behind(savings) else ""
+        saving = f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
+        if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
+            return (
+                f"{first}One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
+                f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}. Beside it, the l{saving}"
+            )
+        work = matrix_work(run, savings)
+        if largest.share < MAX_SMALL_FRAC and work.frac > MIN_MAIN_FRAC and largest.code not in _OF_PRODUCTS:
+            it = "it" if len(work.kinds.fracs) == 1 else "them"
+            return (
+                f"{first}{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. "
+                f"Beside {it}, the l{saving}"
+            )
+        return f"{first}L{saving}"
+    return no_saving(run, savings)
+
+
+MIN_REPEATS = 3
+"""Equal passes from which a trace is one of a loop, and not of the start of a program."""
+_IDLE = ("launch-bound", "host-bound", "host-syncs", "kernel-wait", "waiting-for-data")
+MIN_OTHER_IDLE_FRAC = 0.1
+"""Share of the step that a device is idle for other causes than the largest saving's, from which all of it is told."""
+
+
+def _all_idle(savings: Savings, largest: Saving) -> str:
+    """How long the device is idle in all, where that is of several causes; else empty."""
+    device = next((one for one in ("The GPU", "The device") if largest.what.startswith(f"{one} ")), "")
+    idle_us = float(np.nan_to_num(savings.cost.us("gaps", "data")))
+    others_us = idle_us - (largest.saved_us - largest.lead_us)
+    if largest.code not in _IDLE or not device or others_us < MIN_OTHER_IDLE_FRAC * savings.cost.step_us:
+        return ""
+    share = step_share(idle_us, savings.cost)
+    return f" In all, {device[0].lower()}{device[1:]} is idle for {share} of the {savings.unit}."
+
+
+MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.4, 0.1
+"""The second largest saving is told with the largest from that share of it and of the step on."""
+
+
+_OF_VALUES = {"launch-bound", "host-syncs", "copies"}
+"""Savings that are one where values are copied to the host one by one."""
+
+
+def _is_larger_unsure(savings: Savings) -> bool:
+    """Whether a saving that is not sure is larger than the first one."""
+    return any(one.saved_us > savings.ranked[0].saved_us and not one.is_sure for one in savings.ranked)
+
+
+def _is_larger_behind(savings: Savings) -> bool:
+    """Whether kernels save more than the first one, but not before the device no longer waits."""
+    return any(one.saved_us > savings.ranked[0].saved_us and one.waits_for_idle for one in savings.ranked)
+
+
+def _next(savings: Savings) -> str:
+    """The second largest saving as a sentence, if it is about as large; else empty."""
+    if len(savings.ranked) < 2:
+        return ""
+    first, second = savings.ranked[:2]
+    if VALUES_COPIED in first.what + second.what and {first.code, second.code} <= _OF_VALUES:  # one copy ends both
+        return ""
+    if second.saved_us > first.saved_us and not second.is_sure:
+        return f" {second.what}."
+    if second.rank_us < MIN_NEXT_RATIO * first.rank_us or second.share < MIN_NEXT_FRAC or not second.is_sure:
+        return ""
+    if first.late_ranks:  # what makes them late
+        return f" {second.what}."
+    return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
+
+
+def _held(largest: Saving) -> str:
+    """That the GPUs of late ranks do not start queued work, for how long; empty for others."""
+    idle = largest.here.split(";")[0]
+    return f" {idle[:1].upper()}{idle[1:]}." if largest.held_ranks and largest.held_ranks == largest.late_ranks else ""
+
+
+def _late_beside(savings: Savings, largest: Saving) -> str:
+    """The waiting for late ranks, where the ranks are idle for longer by their own hosts; else empty."""
+    late = next((c for c in savings.ranked if c.late_ranks or c.of_hosts_us), None)
+    return f" Beside that, {_in_sentence(late)}." if late is not None and largest.code in _IDLE else ""
+
+
+MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
+"""Where less than the first of the step can be saved, products that take more than the second are told before that."""
+_OF_PRODUCTS = ("fp32-products", "slow-products")
+"""Savings whose sentence tells what products take."""
+
+
+def _unknown(run: Run, savings: Savings) -> str:
+    """What is not known of the longest unclassified kernel, and its name."""
+    rows = kernel_rows(run)
+    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
+    if rows.empty:
+        return f"cannot be classified by name: {kernel_in_words(savings.unknown_kernel)}"
+    precision = str(rows["precision"].iloc[0]).upper()
+    kernel = kernel_in_words(savings.unknown_kernel)
+    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {kernel}"
+
+
+MAIN_KERNEL_FRAC = 0.2
+"""An unclassified kernel with more of the step than this, and than the largest saving, is named first."""
+
+
+MOSTLY_IDLE_FRAC, MAX_STARTING_FRAC = 0.1, 0.01
+"""A window without steps with less work than the first share is hardly one of training; with less than the second it
+shows first calls, also where backward runs."""
+
+
+def _left_out_frac(run: Run) -> float:
+    """The share of a trace that is in no window, and the host's."""
+    listed = run.head.config.get("left_out")
+    parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
+    fracs = [part.get("frac") for part in parts if part.get("kind") in ("start", "wait", "end")]
+    return float(sum(frac for frac in fracs if isinstance(frac, int | float)))
+
+
+MIN_OF_IDLE_FRAC = 0.5
+"""Share of the idle time from which one operator or function that the host is in accounts for it."""
+
+
+def _idle_hint(run: Run) -> str:
+    """What to say of a window without steps and with little work of the device. What it looks like is told where
+    neither an operator nor a function accounts for the idle time."""
+    windows = window_rows(run)
+    idle_us = float(windows[["idle_us", "lead_us"]].fillna(0.0).to_numpy().sum())
+    calls_us = float(windows["host_call_us"].fillna(0.0).sum())
+    named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
+    accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
+    like = "" if accounted else ", like the start of a program or an idle server"
+    no_model = "" if multiplies(kernel_rows(run)) else f" No product of matrices runs: {_NO_MODEL}."
+    return (
+        f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
+        f"warm-up.{no_model}"
+    )
+
+
+_NO_MODEL = "the model may not be in the trace"
+
+
+def may_lack_model(run: Run) -> bool:
+    """Whether the first sentence says that the model may not be in the trace: then no advice about it fits."""
+    return _NO_MODEL in _first_sentence(run)
+
+
+def _in_sentence(saving: Saving) -> str:
+    text = saving.what
+    return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # GEMM/conv keeps its capitals
