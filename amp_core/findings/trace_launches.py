@@ -26,6 +26,45 @@ from amp_core.analysis.performance.kernels import (
 from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.launch_remedies import (
+    ALL_COMPILED,
+    ALL_COMPILED_ELSEWHERE,
+    AT_START,
+    BEFORE_TRITON,
+    BEFORE_TRITON_WITH_OPTIMIZER,
+    BESIDE_GRAPH,
+    BETWEEN_STEPS,
+    BEYOND_CAPTURED,
+    COMPILED,
+    COMPILED_ELSEWHERE,
+    COMPILED_ONCE,
+    COMPILED_ONCE_ELSEWHERE,
+    COMPILED_OPTIMIZER,
+    ELSEWHERE,
+    FIRST_PASS,
+    FUSED_OPTIMIZER,
+    GRAPHS,
+    GRAPHS_AND_COMPILED,
+    GRAPHS_OF_INFERENCE,
+    IN_PIECES,
+    LACKS_MODEL,
+    NO_OPTIMIZER,
+    NO_OPTIMIZER_ELSEWHERE,
+    OF_ENGINE,
+    ON_NPU,
+    ONE_COPY,
+    OWN_OPTIMIZER,
+    OWN_OPTIMIZER_ELSEWHERE,
+    RECURRENT,
+    RECURRENT_AND_OPTIMIZER,
+    SHARDED,
+    SHARDED_COMPILED,
+    UNFUSED,
+    UNFUSED_ELSEWHERE,
+    WAITS,
+    WAITS_ELSEWHERE,
+    WITHOUT_MODEL,
+)
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
@@ -177,13 +216,13 @@ def launch_remedy(run: Run) -> Remedy | None:
     if passes_sentence(run):
         return FIRST_PASS
     if may_lack_model(run):
-        return _LACKS_MODEL
+        return LACKS_MODEL
     if waits_at_start(window_rows(run)):
-        return _AT_START
+        return AT_START
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):
-        return _training_on_npu(run) if savings is not None and savings.trains else _ON_NPU
+        return _training_on_npu(run) if savings is not None and savings.trains else ON_NPU
     on_cuda = device.startswith("cuda")  # AMD's GPUs too
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
@@ -191,20 +230,20 @@ def launch_remedy(run: Run) -> Remedy | None:
     is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
     is_fused |= _is_beside_optimizer(run)
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
-        return _FUSED_OPTIMIZER if takes_fused(run) else _COMPILED_OPTIMIZER
+        return FUSED_OPTIMIZER if takes_fused(run) else COMPILED_OPTIMIZER
     if on_cuda and _waits_between_steps(run):
-        return _BETWEEN_STEPS
+        return BETWEEN_STEPS
     between = _launches_between_waits(run)
     if tiny_copies(run)[0] and between is not None and between <= MAX_OF_LOOP:
         return ONE_COPY
     if on_cuda and between:
         once = f"the host waits for it once in {max(1, round(between))} launches"
         return Remedy(
-            f"{_WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first, or use larger batches.",
+            f"{WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first, or use larger batches.",
             TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
         )
     if on_cuda and graphs and _replays_one_graph(run):
-        return _BESIDE_GRAPH
+        return BESIDE_GRAPH
     if on_cuda and compiled and rows["op"].str.startswith(_ENGINES).any():
         of_vllm = rows["op"].str.startswith("vllm::").any()
         remedy = IN_PIECES if graphs and is_in_pieces(run) else _of_engine(run) if not graphs else None
@@ -213,28 +252,28 @@ def launch_remedy(run: Run) -> Remedy | None:
     if on_cuda and graphs and compiled and is_in_pieces(run):
         return replace(IN_PIECES, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs:
-        return _GRAPHS_AND_COMPILED if compiled else _GRAPHS if savings and savings.trains else _GRAPHS_OF_INFERENCE
+        return GRAPHS_AND_COMPILED if compiled else GRAPHS if savings and savings.trains else GRAPHS_OF_INFERENCE
     if on_cuda and run.head.config.get("gathers_weights") is True:
-        return _SHARDED_COMPILED if compiled else _SHARDED
+        return SHARDED_COMPILED if compiled else SHARDED
     if is_compiled_without_fusion(run):
-        return _UNFUSED if on_cuda else _UNFUSED_ELSEWHERE
+        return UNFUSED if on_cuda else UNFUSED_ELSEWHERE
     if compiled and _is_compiled_throughout(run):
-        return _ALL_COMPILED if on_cuda else _ALL_COMPILED_ELSEWHERE
+        return ALL_COMPILED if on_cuda else ALL_COMPILED_ELSEWHERE
     if compiled and run.head.config.get("compiled_calls") == 1:
-        return _COMPILED_ONCE if on_cuda else _COMPILED_ONCE_ELSEWHERE
+        return COMPILED_ONCE if on_cuda else COMPILED_ONCE_ELSEWHERE
     if compiled:
-        return _COMPILED if on_cuda else _COMPILED_ELSEWHERE
+        return COMPILED if on_cuda else COMPILED_ELSEWHERE
     if on_cuda and _recurrent_frac(rows) >= MIN_RECURRENT_FRAC:
-        return _RECURRENT if is_fused or not takes_fused(run) else _RECURRENT_AND_OPTIMIZER
+        return RECURRENT if is_fused or not takes_fused(run) else RECURRENT_AND_OPTIMIZER
     if is_fused and not steps and not multiplies(rows) and not run.head.config.get("equal_passes"):
-        return _WITHOUT_MODEL
+        return WITHOUT_MODEL
     if on_cuda and is_before_triton(run):
-        return _BEFORE_TRITON if is_fused or not takes_fused(run) else _BEFORE_TRITON_WITH_OPTIMIZER
+        return BEFORE_TRITON if is_fused or not takes_fused(run) else BEFORE_TRITON_WITH_OPTIMIZER
     if is_fused:
-        return _NO_OPTIMIZER if on_cuda else _NO_OPTIMIZER_ELSEWHERE
+        return NO_OPTIMIZER if on_cuda else NO_OPTIMIZER_ELSEWHERE
     if not takes_fused(run):
-        return _OWN_OPTIMIZER if on_cuda else _OWN_OPTIMIZER_ELSEWHERE
-    return None if on_cuda else _ELSEWHERE
+        return OWN_OPTIMIZER if on_cuda else OWN_OPTIMIZER_ELSEWHERE
+    return None if on_cuda else ELSEWHERE
 
 
 def _recurrent_frac(rows: pd.DataFrame) -> float:
@@ -322,26 +361,9 @@ def is_in_pieces(run: Run) -> bool:
     return isinstance(launches, int) and isinstance(calls, int) and launches >= MIN_PIECES * calls > 0
 
 
-IN_PIECES = Remedy(
-    "Faster arithmetic does not help while the GPU waits. Each call of compiled code replays many graphs, between "
-    "which what is not captured is launched, as attention in serving engines: nothing breaks the graph, it is split on "
-    "purpose. Capture whole passes where the engine can, split at fewer places, or use larger batches.",
-    '# vLLM: --compilation-config \'{"cudagraph_mode": "FULL"}\'   # where the attention backend allows it',
-)
 _ENGINES = ("vllm::", "sglang::")
 """Namespaces of the operators at which serving engines split what they compile."""
 _ENGINE_GRAPHS = "graph = torch.cuda.CUDAGraph()   # of whole passes: see the engine's options for CUDA graphs"
-_OF_ENGINE = Remedy(
-    "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
-    "purpose, and replays no graph: let it capture CUDA graphs, or use larger batches.",
-    '# vLLM: --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\'',
-)
-_BEYOND_CAPTURED = Remedy(
-    "Faster arithmetic does not help while the GPU waits. The engine compiles the model in pieces, which it splits on "
-    "purpose, and replays no graph. The smallest pass has {tokens:,} tokens, and by default it captures none of more "
-    "than {most}: let it capture this size, or use larger batches.",
-    "# vLLM: --compilation-config '{{\"max_cudagraph_capture_size\": {tokens}}}'   # or cudagraph_capture_sizes",
-)
 MAX_CAPTURED_TOKENS = 512
 """Tokens of the largest pass that vLLM captures unless it is told otherwise."""
 
@@ -350,16 +372,11 @@ def _of_engine(run: Run) -> Remedy:
     """Advice where an engine replays no graph, by the tokens of its passes."""
     tokens = run.head.config.get("pass_tokens")
     if not isinstance(tokens, int) or tokens <= MAX_CAPTURED_TOKENS:
-        return _OF_ENGINE
-    advice = _BEYOND_CAPTURED.advice.format(tokens=tokens, most=MAX_CAPTURED_TOKENS)
-    return Remedy(advice, _BEYOND_CAPTURED.snippet.format(tokens=tokens))
+        return OF_ENGINE
+    advice = BEYOND_CAPTURED.advice.format(tokens=tokens, most=MAX_CAPTURED_TOKENS)
+    return Remedy(advice, BEYOND_CAPTURED.snippet.format(tokens=tokens))
 
 
-_ON_NPU = Remedy(
-    "Faster arithmetic does not help while the device waits. Use larger batches, torch_npu's fused operators and "
-    "optimizers, and for inference its graphs.",
-    "import torchair\n\nmodel = torch.compile(model, backend=torchair.get_npu_backend())   # inference",
-)
 NPU_OPTIMIZERS = ("Adadelta", "Adam", "AdamW", "RMSprop", "SGD")
 """Optimizers of torch of which torch_npu has a fused one."""
 
@@ -368,7 +385,7 @@ def _training_on_npu(run: Run) -> Remedy:
     """Advice for a training on an NPU, with the fused form of its optimizer where torch_npu has one."""
     names = run.head.config.get("optimizers")
     named = [name for name in names if name in NPU_OPTIMIZERS] if isinstance(names, list) else []
-    advice = f"{_WAITS_ELSEWHERE} Use larger batches, and torch_npu's fused operators"
+    advice = f"{WAITS_ELSEWHERE} Use larger batches, and torch_npu's fused operators"
     if not named or _is_beside_optimizer(run):
         return Remedy(f"{advice}.", "loader = DataLoader(data, 2 * batch_size)")
     fused = f"optimizer = torch_npu.optim.NpuFused{named[0]}(model.parameters(), lr=lr)"
@@ -390,169 +407,13 @@ def _is_compiled_throughout(run: Run) -> bool:
     return once and isinstance(launched_frac, float) and launched_frac >= MIN_ALL_COMPILED_FRAC
 
 
-FIRST_PASS = Remedy(
-    "Most of this is the first of several equal series of launches, which sets up libraries, loads kernels and fills "
-    "caches. Profile after a warm-up: what the later ones wait is what can be saved.",
-    "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
-)
-_AT_START = Remedy(
-    "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save "
-    "no more than that. Launch the next pass before the results of this one are read.",
-    "following = model(next_batch)   # launched before the results of the last one are read\nresults = last.cpu()",
-)
-_LACKS_MODEL = Remedy(
-    "Hardly anything runs on the device, and no product of matrices: what is to be made faster may not be in the "
-    "trace. Profile that, after a warm-up.",
-    "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
-)
-_BESIDE_GRAPH = Remedy(
-    "Faster arithmetic does not help while the GPU waits. Each step replays one graph already, so nothing breaks it: "
-    "what remains are the gaps between its kernels and between replays. Fuse small kernels, use larger batches, or "
-    "launch the next replay before the results of this one are read.",
-    "for x in batches:\n    static_x.copy_(x, non_blocking=True)\n    graph.replay()   # and read results afterwards",
-)
-ONE_COPY = Remedy(
-    "Values are copied to the host one by one, and each copy costs a call and a wait, whatever its bytes. Copy the "
-    "whole tensor once, or reduce it on the device.",
-    "values = x.tolist()   # one copy, instead of x[i].item() or x[i].cpu() in a loop",
-)
-SORTED_ANEW = Remedy(
-    "A product with a sparse matrix that is not coalesced sorts its entries anew, and the host waits for their number; "
-    "a transposed one is not coalesced. Coalesce it once, or keep it as CSR.",
-    "weight = weight.t().coalesce()   # once, before the loop; or weight.to_sparse_csr()",
-)
 COALESCE = "aten::_coalesce"
 """The operator that does so."""
-_WAITS = "Faster arithmetic does not help while the GPU waits."
-_WAITS_ELSEWHERE = "Faster arithmetic does not help while the device waits."
-_REDUCE_OVERHEAD = 'model = torch.compile(model, mode="reduce-overhead")'
-_GRAPH_BREAKS = "   # TORCH_LOGS=graph_breaks names what breaks the graph"
-_BETWEEN_STEPS = Remedy(
-    "The GPU is idle between steps: the host waits for it, and only then launches the first work of the next step. "
-    "Start that work, as the copy of the next batch, before the wait, or wait in fewer steps.",
-    FIND_WAITS,
-)
-_NO_OPTIMIZER = Remedy(f"{_WAITS} Use larger batches, compile the model, or capture CUDA graphs.", _REDUCE_OVERHEAD)
-"""Advice for traces of inference and of optimizers that are fused already."""
-_RECURRENT = Remedy(
-    f"{_WAITS} Use larger batches, or capture CUDA graphs by hand: torch.compile leaves recurrent layers out of its "
-    "graphs.",
-    "model = torch.cuda.make_graphed_callables(model, (x,))   # inputs of fixed sizes",
-)
-_RECURRENT_AND_OPTIMIZER = Remedy(
-    f"{_RECURRENT.advice} Use a fused optimizer, too.",
-    f"{_RECURRENT.snippet}\n"
-    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
-)
-_BEFORE_TRITON = Remedy(
-    f"{_WAITS} Use larger batches, or capture CUDA graphs by hand: this GPU is too old for torch.compile's Triton "
-    "(compute capability 7.0).",
-    _RECURRENT.snippet,
-)
-_BEFORE_TRITON_WITH_OPTIMIZER = Remedy(
-    f"{_BEFORE_TRITON.advice} Use a fused optimizer, too.", _RECURRENT_AND_OPTIMIZER.snippet
-)
-_WITHOUT_MODEL = Remedy(
-    f"{_WAITS_ELSEWHERE} No product of matrices runs here, and nothing repeats: the model may not be in the trace. "
-    "Profile what it does, after a warm-up.",
-    "for _ in range(5):\n    model(batch)   # before the profiler starts",
-)
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05
 """Share of the optimizer in the launches, or in longer gaps, below which fusing it saves none worth the name."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9
 """Share of the optimizer in the launches from which nothing else is worth a change."""
-_FUSED_OPTIMIZER = Remedy(
-    f"{_WAITS_ELSEWHERE} Nearly all launches are the optimizer's: its fused implementation needs a few.",
-    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
-)
-_COMPILED_OPTIMIZER = Remedy(
-    f"{_WAITS_ELSEWHERE} Nearly all launches are the optimizer's, which takes no fused=True: compile its step, or take "
-    "one of torch.optim with fused=True, where it does the same.",
-    "compiled_step = torch.compile(optimizer.step)",
-)
-_COMPILED_STEP = "compiled_step = torch.compile(optimizer.step)   # the optimizer takes no fused=True"
-_OWN_OPTIMIZER = Remedy(
-    f"{_WAITS} Use larger batches, compile the model and the optimizer's step, or capture CUDA graphs.",
-    f"{_REDUCE_OVERHEAD}\n{_COMPILED_STEP}",
-)
-_OWN_OPTIMIZER_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE} Use larger batches, and compile the model and the optimizer's step.",
-    f"model = torch.compile(model)\n{_COMPILED_STEP}",
-)
-_COMPILED = Remedy(
-    f"{_WAITS} Part of the model is compiled already: find what breaks its graph, so that more of it is, let the "
-    "compiler capture CUDA graphs too, or use larger batches.",
-    _REDUCE_OVERHEAD + _GRAPH_BREAKS,
-)
-_BESIDE = (
-    " One call of compiled code launches part of it, so no break of a graph shows: compile what is launched beside it"
-)
-_COMPILED_ONCE = Remedy(
-    f"{_WAITS}{_BESIDE}, let the compiler capture CUDA graphs too, or use larger batches.", _REDUCE_OVERHEAD
-)
-_GATHERED = "FSDP gathers weights between the blocks, so that no graph holds several"
-_SHARDED = Remedy(
-    f"{_WAITS} Use larger batches, or compile each block: {_GATHERED}.",
-    "for block in model.layers:\n    block.compile()   # before fully_shard(block)",
-)
-_SHARDED_COMPILED = Remedy(
-    f"{_WAITS} Part of the model is compiled already: compile each block in one graph, for {_GATHERED}, or use larger "
-    "batches.",
-    "for block in model.layers:\n    block.compile(fullgraph=True)   # before fully_shard(block)",
-)
 MIN_ALL_COMPILED_FRAC = 0.99
 """Share of launches from compiled code from which no break of a graph is left to find."""
-_ALL_COMPILED = Remedy(
-    f"{_WAITS} All of it is launched from compiled code already: let the compiler capture CUDA graphs too, or use "
-    "larger batches.",
-    _REDUCE_OVERHEAD,
-)
-_ALL_COMPILED_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE} All of it is launched from compiled code already: use larger batches.", "x = torch.cat(inputs)"
-)
-_DOES_NOT_FUSE = (
-    " The model is compiled in one graph, but into one kernel per operator: its backend does not fuse, so take one "
-    "that does, as inductor, or use larger batches."
-)
-_UNFUSED = Remedy(
-    f"{_WAITS}{_DOES_NOT_FUSE}",
-    'model = torch.compile(model, backend="inductor", mode="reduce-overhead")   # not eager, aot_eager or ts',
-)
-_UNFUSED_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE}{_DOES_NOT_FUSE}", 'model = torch.compile(model, backend="inductor")   # not eager or aot_eager'
-)
-_GRAPHS_AND_COMPILED = Remedy(
-    f"{_WAITS} Part of the model is compiled and replayed as graphs already: find what breaks its graph, so that more "
-    "of it is, or use larger batches.",
-    _REDUCE_OVERHEAD + _GRAPH_BREAKS,
-)
-_GRAPHS = Remedy(
-    f"{_WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, as the loss, "
-    "zero_grad and a capturable optimizer, or use larger batches.",
-    "with torch.cuda.graph(graph):   # the whole step, with inputs of fixed sizes\n"
-    "    loss = loss_fn(model(x), y)\n    loss.backward()\n    optimizer.step()   # capturable=True",
-)
-_GRAPHS_OF_INFERENCE = Remedy(
-    f"{_WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, as preprocessing and "
-    "sampling, or use larger batches.",
-    "with torch.cuda.graph(graph):   # all of it, with inputs of fixed sizes\n    y = model(x)\ngraph.replay()",
-)
-_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE} Use larger batches, compile the model, and use fused optimizers.",
-    "model = torch.compile(model)\n"
-    "optimizer = type(optimizer)(model.parameters(), lr=lr, fused=True)   # Adam, AdamW, SGD, Adagrad",
-)
-_NO_OPTIMIZER_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE} Use larger batches, or compile the model.", "model = torch.compile(model)"
-)
-_COMPILED_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE} Part of the model is compiled already: find what breaks its graph, so that more of it is, or "
-    "use larger batches.",
-    f"model = torch.compile(model){_GRAPH_BREAKS}",
-)
-_COMPILED_ONCE_ELSEWHERE = Remedy(
-    f"{_WAITS_ELSEWHERE}{_BESIDE}, or use larger batches.", "model = torch.compile(model)"
-)
-"""Advice for accelerators without CUDA graphs."""

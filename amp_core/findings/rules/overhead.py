@@ -7,13 +7,14 @@ import pandas as pd
 
 from amp_core.analysis.performance.kernels import TO_HOST, is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
+from amp_core.findings.launch_remedies import ONE_COPY, SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
-from amp_core.findings.trace_launches import COALESCE, ONE_COPY, SORTED_ANEW, launch_bound_of_trace, waits_for_device
+from amp_core.findings.trace_launches import COALESCE, launch_bound_of_trace, waits_for_device
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 

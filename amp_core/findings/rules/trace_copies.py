@@ -14,11 +14,11 @@ from amp_core.analysis.performance.kernels import (
     tiny_copies,
     window_rows,
 )
+from amp_core.findings.launch_remedies import ONE_COPY
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, created_on_device
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
-from amp_core.findings.trace_launches import ONE_COPY
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named
 from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.launch_remedies import FIRST_PASS, IN_PIECES
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.step_sentences import captured_anew, passes_sentence
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
-from amp_core.findings.trace_launches import FIRST_PASS, IN_PIECES, is_in_pieces, launch_remedy, with_waits
+from amp_core.findings.trace_launches import is_in_pieces, launch_remedy, with_waits
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
 from amp_core.traces.host_spans import ASLEEP

@@ -7,12 +7,13 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import GRAPH_START
 from amp_core.analysis.performance.kernels import kernel_rows, mostly_misclocked, numbers_of_import
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.launch_remedies import SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import SMALL_BATCHES, cpu_waits_for_data, has_small_batches
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
-from amp_core.findings.trace_launches import COALESCE, SORTED_ANEW
+from amp_core.findings.trace_launches import COALESCE
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import duration, number
