@@ -166,7 +166,7 @@ def _equal_passes(names: npt.NDArray[np.int64]) -> int | None:
     if fewer than `MIN_EQUAL` times. Without sizes, calls of one place in these do the same."""
     counts = np.unique(names, return_counts=True)[1]
     passes = int(np.gcd.reduce(counts)) if len(counts) else 0
-    for often in range(passes, MIN_EQUAL - 1, -1):
+    for often in range(MIN_EQUAL, passes + 1):
         if passes % often == 0 and len(names) >= MIN_PASS_CALLS * often:
             by_pass = names.reshape(often, -1)
             if (by_pass == by_pass[0]).all():
