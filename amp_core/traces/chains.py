@@ -144,3 +144,4 @@ def _elements(events: TraceEvents, linked: LinkedWork) -> Floats:
 _SHAPE = re.compile(r"\[(\d{1,15}(?:, ?\d{1,15}){0,9})\]")
 """A shape in the JSON list of the inputs' shapes."""
 MAX_ELEMENTS = 2.0**60
+"""More are of a damaged trace."""

@@ -174,7 +174,7 @@ def test_two_steps_of_one_optimizer_per_iteration_are_one_step(tmp_path):
     assert run.steps["step_ms"].tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
-def test_a_device_of_which_one_call_of_the_optimizer_waits(tmp_path):
+def held_in_optimizer():
     """The host is held until the queue of the device, which is not recorded, has room."""
     trace = Made()
     trace.op("aten::cudnn_convolution", 0, 100)
@@ -182,7 +182,11 @@ def test_a_device_of_which_one_call_of_the_optimizer_waits(tmp_path):
     for number in range(8):
         trace.op("aten::addcdiv_", 100 + 10 * number, 8)
     trace.op("aten::addcdiv_", 200, 700)
-    run = run_of(tmp_path, trace)
+    return trace
+
+
+def test_a_device_of_which_one_call_of_the_optimizer_waits(tmp_path):
+    run = run_of(tmp_path, held_in_optimizer())
     assert "device-not-recorded" in {f.code for f in diagnose(run)}
     assert "0.700 ms of it in one call of aten::addcdiv_, which waits" in first_sentence(run)
 

@@ -6,17 +6,13 @@ from amp_core import diagnose
 from amp_core.findings import first_sentence
 from tests.traces import made
 from tests.traces.made import Made, run_of
+from tests.traces.test_cpu_kinds import held_in_optimizer
 
 
 @pytest.mark.parametrize(("reading_us", "told"), [(600, True), (20, False)])
 def test_a_host_that_waits_in_the_optimizer_and_for_values_waits_in_all(tmp_path, reading_us, told):
     """The device is not recorded, and the optimizer's steps take less than all waits together."""
-    trace = Made()
-    trace.op("aten::cudnn_convolution", 0, 100)
-    trace.event("mark", "Optimizer.step#Adam.step", 100, 900, 1)
-    for number in range(8):
-        trace.op("aten::addcdiv_", 100 + 10 * number, 8)
-    trace.op("aten::addcdiv_", 200, 700)
+    trace = held_in_optimizer()
     trace.op("aten::item", 1010, reading_us)
     trace.op("aten::_local_scalar_dense", 1011, reading_us - 2)
     sentence = first_sentence(run_of(tmp_path, trace))
