@@ -16,8 +16,11 @@ by the field, it is replaced: what the browser still sends of the one before, as
 RENEWED = "picker.renewed"
 """Whether the next pass draws a new field, whatever it shows: its run may have another name."""
 STALE = "picker.stale"
-"""The address before a callback chose a run, and when: the browser may still send it, once, as it may any field."""
+"""The address before a callback chose a run, and when the new one was first drawn, None before."""
 STALE_S = 10.0
+"""For so long a busy browser may send the address before, with each message that it wrote until it showed the new one;
+only afterwards is that address the Back button's.
+"""
 
 
 def listed() -> dict[str, Entry]:
@@ -38,6 +41,9 @@ def show(entries: dict[str, Entry]) -> None:
     key = f"picker.{number}"
     st.selectbox("Run", keys, keys.index(run), lambda key: label(entries[key]), key=key, on_change=_picked, args=(key,))
     st.query_params["run"] = st.session_state["picker.address"] = run
+    stale, since = st.session_state.get(STALE, (None, 0.0))
+    if since is None:
+        st.session_state[STALE] = (stale, time.monotonic())
 
 
 def show_missing(page: str) -> None:
@@ -77,7 +83,7 @@ def mark_deleted(key: str) -> None:
 def choose(key: str) -> None:
     """For callbacks: make `key` the chosen run, under its present name."""
     callbacks.put(RENEWED, True)
-    callbacks.put(STALE, (callbacks.do(st.session_state.get, "picker.address"), time.monotonic()))
+    callbacks.put(STALE, (callbacks.do(st.session_state.get, "picker.address"), None))
     callbacks.put("run", key)
 
 
@@ -120,10 +126,11 @@ def _follow_address(entries: dict[str, Entry]) -> None:
     """Take over the run from the address if it changed there: a deep link, or the browser's Back button."""
     asked, missing = st.query_params.get("run"), None
     known, (stale, since) = st.session_state.get("picker.address"), st.session_state.get(STALE, (None, 0.0))
-    if asked and known != stale and asked in (stale, known):  # the browser has not shown the new one, or has
+    if asked == stale:
+        if since is None or time.monotonic() - since < STALE_S:
+            asked = None
+    elif asked == known:  # the browser shows the new one
         st.session_state.pop(STALE, None)
-    if asked == stale and time.monotonic() - since < STALE_S:
-        asked = None
     if asked and asked != known:
         if (key := run_list.key_of(entries, asked)) is not None:
             st.session_state["run"] = key
