@@ -105,7 +105,7 @@ def idle_causes(
     return IdleCauses(
         sync_us=float(sync.sum()),
         wait_us=float(held_us.sum()),
-        lost_us=replay.lost_of_gaps_us(held_of_work) if replay is not None else 0.0,
+        lost_us=float(held_of_work.sum()) - replay.sooner_us(held_of_work) if replay is not None else 0.0,
         graph_us=float(held_us[of_graph].sum()),
         latency_us=float(length[queued & ~long_wait].sum()),
         dispatch_us=float(late_us[dispatch].sum()),

@@ -1,14 +1,15 @@
 """What it would change if work of a device took less time, or began sooner, while the host launches as it did.
 
 >>> replay = Replay.of(starts, ends, launched, returned, streams, (wait_starts, wait_ends))
->>> replay.lost_us(0.25 * own_us)          # of that time, what changes nothing: later work is launched too late
+>>> replay.sooner_us(0.25 * own_us)          # by so much the last work ends sooner, of what is saved of all
 1800.0
 
-Work begins no sooner than it was launched, so what is gained before it is lost if it was launched just in time. Where
-the host waited for the device, it launches sooner what comes then. Work that was launched long before, and began as
-work of another stream ended, waited for that.
+Work begins no sooner than it was launched, than the work before it on its stream ends, and than that of another stream
+ends for which it waited; how long it took to begin after the last of these stays. Where the host waited for the device,
+it launches sooner what comes then.
 """
 
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int32]
 
 _CHUNK = 100_000
 """Work that is handled at a time: Python's numbers take four times the memory."""
@@ -23,21 +25,33 @@ _CHUNK = 100_000
 
 @dataclass(frozen=True)
 class Replay:
-    """Work of one device, in the order in which it starts."""
+    """Work of one device, in the order in which it starts. What each waits for, its launch and work on its stream and
+    on another one, was there some microseconds before the last of these: its slack; infinite for what is not known."""
 
     order: npt.NDArray[np.int64]
     """Places of the work in the arrays that it is made of."""
-    slack_us: Floats
-    """How long each waited for the work before it, after it was launched; infinite where the launch is not known."""
+    us: Floats
+    """How long each takes."""
+    busy_us: float
+    """How long any of it ran."""
     launched: Floats
-    streams: npt.NDArray[Any]
-    after: npt.NDArray[Any]
-    """The stream whose work each may have waited for: its own, or another one."""
-    is_free: npt.NDArray[np.bool_]
-    """Whether each waited for its launch alone."""
+    """When the host begins to launch each."""
+    slack_us: Floats
+    """Of its launch."""
+    own: Places
+    own_slack_us: Floats
+    """The work before each on its stream."""
+    other: Places
+    other_slack_us: Floats
+    """The work of another stream that it waited for."""
+    last: Places
+    """The last work of each stream with much work, and how long before the end of all of these it ends."""
+    last_slack_us: Floats
     wait_ends: Floats
     """When the host's waits end, in order."""
     wait_us: Floats
+    waited_for: Places
+    """The work that ended last before each of these; -1 is none."""
 
     @classmethod
     def of(
@@ -52,79 +66,98 @@ class Replay:
         """Of work with start and end, start and end of the call that launched it, and stream; and of all calls, as
         start and end, that may end when the device comes so far: waits, and launches that wait for room in a queue."""
         order = np.argsort(starts, kind="stable")
-        known = np.isfinite(returned) & (launched < starts)
-        before = np.concatenate([starts[order][:1], np.maximum.accumulate(ends[order])[:-1]])
         # A call that returns after its work has ended waited for it.
-        back = np.where(returned >= ends, np.minimum(launched, returned), returned)[order]
-        slack = np.where(known[order], np.minimum(starts[order], before) - back, np.inf)
-        after, is_free = _waited_for(starts[order], ends[order], before, back, streams[order])
-        by_end = np.argsort(waits[1], kind="stable")
+        back = np.where(returned >= ends, np.minimum(launched, returned), returned)
+        ready = np.where(np.isfinite(returned) & (launched < starts), np.minimum(back, starts), -np.inf)[order]
+        starts, ends, streams = starts[order], ends[order], streams[order]
+        before = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
+        by_end = np.argsort(ends, kind="stable").astype(np.int32)
+        own, last = _on_streams(streams, ends - starts)
+        own_end = np.where(own >= 0, ends[own], -np.inf)
+        other = _waited_for(starts, ends, before, ready, own_end, by_end)
+        other_end = np.where(other >= 0, ends[other], -np.inf)
+        latest = np.maximum(ready, np.maximum(own_end, other_end))
+        latest = np.where(np.isfinite(latest), latest, 0.0)  # nothing is known to be waited for
+        of_wait = np.argsort(waits[1], kind="stable")
+        ended = np.searchsorted(ends[by_end], waits[1][of_wait], side="right") - 1
         return cls(
             order=order,
-            slack_us=slack.clip(min=0.0),
+            us=ends - starts,
+            busy_us=float((ends - np.maximum(starts, before)).clip(min=0.0).sum()),
             launched=launched[order],
-            streams=streams[order],
-            after=after,
-            is_free=is_free,
-            wait_ends=waits[1][by_end],
-            wait_us=(waits[1] - waits[0])[by_end],
+            slack_us=latest - ready,
+            own=own,
+            own_slack_us=latest - own_end,
+            other=other,
+            other_slack_us=latest - other_end,
+            last=last,
+            last_slack_us=ends[last].max(initial=-np.inf) - ends[last],
+            wait_ends=waits[1][of_wait],
+            wait_us=(waits[1] - waits[0])[of_wait],
+            waited_for=np.where(ended >= 0, by_end[ended], -1) if len(by_end) else ended.astype(np.int32),
         )
 
-    def lost_us(self, shorter_us: Floats) -> float:
-        """Of the microseconds by which each work is shorter, those that change nothing in the end.
-
-        What follows on the stream begins sooner too, by no more than its slack, and so does what the host launches
-        after a wait.
-        """
-        return float(shorter_us.sum()) - sum(self._sooner_us(shorter_us, across=False).values())
-
-    def lost_of_gaps_us(self, held_us: Floats) -> float:
-        """The same of the microseconds by which each work begins sooner that ends a gap of the whole device. What
-        waited for work of another stream begins sooner too, so that the stream that gains most tells the end."""
-        return float(held_us.sum()) - max(self._sooner_us(held_us, across=True).values(), default=0.0)
-
-    def _sooner_us(self, shorter_us: Floats, *, across: bool) -> dict[Any, float]:
-        """By stream, how much sooner its last work ends. `across`: whether streams may wait for one another."""
-        sooner = dict.fromkeys(np.unique(self.streams).tolist(), 0.0)
+    def sooner_us(self, shorter_us: Floats) -> float:
+        """By how much the last work of the streams with much work ends sooner, where each work is shorter, or begins
+        sooner, by so many microseconds."""
         if not shorter_us.any():
-            return sooner
-        latest, host_sooner, at = 0.0, 0.0, 0
-        ends, lengths = self.wait_ends.tolist(), self.wait_us.tolist()
-        after, is_free = (self.after, self.is_free) if across else (self.streams, np.zeros_like(self.is_free))
-        columns = (shorter_us[self.order], self.slack_us, self.launched, self.streams, after, is_free)
+            return 0.0
+        sooner = array("d", bytes(8 * len(self.order)))  # by work, when it ends
+        host_sooner, at = 0.0, 0
+        wait_ends, lengths, waited_for = self.wait_ends.tolist(), self.wait_us.tolist(), self.waited_for.tolist()
+        columns = (
+            shorter_us[self.order],
+            self.launched,
+            self.slack_us,
+            self.own,
+            self.own_slack_us,
+            self.other,
+            self.other_slack_us,
+        )
         for low in range(0, len(self.order), _CHUNK):
             of_each = zip(*(column[low : low + _CHUNK].tolist() for column in columns), strict=True)
-            for shorter, slack, launch, stream, other, free in of_each:
-                while at < len(ends) and ends[at] <= launch:
-                    host_sooner = min(latest, host_sooner + lengths[at])
+            for place, (shorter, launch, slack, own, own_slack, other, other_slack) in enumerate(of_each, low):
+                while at < len(wait_ends) and wait_ends[at] <= launch:
+                    if waited_for[at] >= 0:
+                        host_sooner = min(sooner[waited_for[at]], host_sooner + lengths[at])
                     at += 1
-                device_sooner = host_sooner if free else max(sooner[stream], sooner[other])
-                sooner[stream] = latest = min(device_sooner, slack + host_sooner) + shorter
-        return sooner
+                # What is not known has infinite slack; at -1 stands a work that has not been reached, with 0.
+                begins = min(slack + host_sooner, own_slack + sooner[own], other_slack + sooner[other])
+                sooner[place] = shorter + (begins if begins < _NEVER else 0.0)
+        ends = self.last_slack_us + np.array([sooner[place] for place in self.last.tolist()])
+        return max(0.0, float(ends.min()))
 
 
-HANDED_OVER_US, STARTED_US = 10.0, 100.0
-"""Work begins within this after the end of what it waited for on another stream, and after its launch if it waited for
-nothing else (`LATENCY_US` and `START_US` of `idle_causes`)."""
+_NEVER = float("inf")
+MIN_STREAM_FRAC = 0.1
+"""Share of the work's time from which a stream tells when all of it ends: one of few copies does not."""
 
 
-def _waited_for(
-    starts: Floats, ends: Floats, before: Floats, returned: Floats, streams: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """By work, in order of its starts, the stream whose work it may have waited for: another one whose work was the
-    last to end `before` it, right before its start or that of a gap, long after its own stream's; else its own. And
-    whether it waited for its launch alone."""
-    own_end = np.full(len(starts), -np.inf)
+def _on_streams(streams: npt.NDArray[Any], us: Floats) -> tuple[Places, Places]:
+    """The work before each on its stream, -1 for the first; and the last work of each stream with much of it."""
+    own, last = np.full(len(streams), -1, np.int32), []
     for stream in np.unique(streams).tolist():
-        own = np.flatnonzero(streams == stream)
-        own_end[own[1:]] = ends[own[:-1]]
-    by_end = np.argsort(ends, kind="stable")
+        places = np.flatnonzero(streams == stream)
+        own[places[1:]] = places[:-1]
+        if us[places].sum() >= MIN_STREAM_FRAC * us.sum():
+            last.append(places[-1])
+    return own, np.array(last, dtype=np.int32)
+
+
+HANDED_OVER_US = 10.0
+"""Work begins within this after the end of what it waited for on another stream, and after its launch if it waited for
+nothing else (`LATENCY_US` of `idle_causes`)."""
+
+
+def _waited_for(starts: Floats, ends: Floats, before: Floats, ready: Floats, own_end: Floats, by_end: Places) -> Places:
+    """By work, in order of its starts, the work of another stream that it may have waited for, -1 for none: the last to
+    end `before` it, right before its start or that of a gap, long after its own stream's and its launch."""
     last = by_end[np.searchsorted(ends[by_end], starts, side="right") - 1]
     soon = starts - HANDED_OVER_US
     other = (ends[last] >= soon) | (before < soon)
     other &= (ends[last] <= starts) & (last < np.arange(len(starts)))  # not work of no length that begins then
-    other &= (own_end < soon) & (returned < soon)
-    return np.where(other, streams[last], streams), (own_end <= returned) & (returned >= starts - STARTED_US)
+    other &= (own_end < soon) & (ready < soon)
+    return np.where(other, last, np.int32(-1))
 
 
 SHORTER_FRACS = (0.25, 0.5, 0.75, 1.0)
@@ -134,8 +167,11 @@ REACHES = ("reach_frac", "reach_half_frac", "reach_most_frac", "reach_all_frac")
 """Columns of `windows`, one for each of these."""
 
 
-def reach_fracs(replay: Replay, own_us: Floats) -> tuple[float, ...]:
-    """For each of `SHORTER_FRACS` the share of the time by which all work is shorter that is not lost; 1 without
-    work."""
-    whole_us = float(own_us.sum())
-    return tuple(1 - replay.lost_us(frac * own_us) / max(frac * whole_us, 1e-9) for frac in SHORTER_FRACS)
+def reach_fracs(replay: Replay) -> tuple[float, ...]:
+    """For each of `SHORTER_FRACS` how much sooner the work ends, as a share of the time by which the device works less;
+    1 without work."""
+    if not replay.busy_us > 0:
+        return (1.0,) * len(SHORTER_FRACS)
+    us = np.empty_like(replay.us)
+    us[replay.order] = replay.us
+    return tuple(min(1.0, replay.sooner_us(frac * us) / (frac * replay.busy_us)) for frac in SHORTER_FRACS)

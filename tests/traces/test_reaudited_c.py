@@ -115,7 +115,7 @@ def test_a_copy_that_waits_for_another_stream_begins_sooner_with_it(copied_at, l
     calls = np.array([0.0, launched, copied_at + 94])
     waits = np.array([launched + 2.0]), np.array([copied_at + 47.0])
     replay = Replay.of(starts, ends, calls, calls + 1, np.array([7, 9, 7]), waits)
-    assert replay.lost_of_gaps_us(np.array([50.0, 0.0, 0.0])) == lost
+    assert replay.sooner_us(np.array([50.0, 0.0, 0.0])) == 50 - lost
 
 
 def test_a_stream_that_waits_for_its_launch_alone_ends_no_gain():
@@ -123,7 +123,7 @@ def test_a_stream_that_waits_for_its_launch_alone_ends_no_gain():
     starts, ends = np.array([100.0, 320.0, 400.0]), np.array([300.0, 330.0, 500.0])
     launched, waits = np.array([0.0, 310.0, 398.0]), (np.array([10.0, 315.0]), np.array([302.0, 332.0]))
     replay = Replay.of(starts, ends, launched, launched + 1, np.array([7, 9, 7]), waits)
-    assert replay.lost_of_gaps_us(np.array([50.0, 0.0, 0.0])) == 0
+    assert replay.sooner_us(np.array([50.0, 0.0, 0.0])) == 50
 
 
 @pytest.mark.parametrize(("inner", "says"), [("<built-in function sleep>", "The program sleeps"),

@@ -15,7 +15,7 @@ def replay_of(*work, waits=()):
 
 
 def lost(replay, *shorter):
-    return replay.lost_us(np.array(shorter, dtype=float))
+    return sum(shorter) - replay.sooner_us(np.array(shorter, dtype=float))
 
 
 QUEUED = ((10, 110, 0), (110, 210, 2), (210, 310, 4))
@@ -24,12 +24,12 @@ JUST_IN_TIME = ((10, 110, 0), (150, 210, 148), (250, 310, 248))
 
 def test_what_a_queue_holds_begins_sooner():
     assert lost(replay_of(*QUEUED), 30, 20, 10) == 0
-    assert reach_fracs(replay_of(*QUEUED), np.array([100.0, 100.0, 100.0]))[0] == 1
+    assert reach_fracs(replay_of(*QUEUED))[0] == 1
 
 
 def test_what_is_gained_before_a_late_launch_is_lost():
     assert lost(replay_of(*JUST_IN_TIME), 30, 20, 10) == 50
-    assert reach_fracs(replay_of(*JUST_IN_TIME), np.array([100.0, 60.0, 60.0]))[0] == pytest.approx(60 / 220)
+    assert reach_fracs(replay_of(*JUST_IN_TIME))[0] == pytest.approx(60 / 220)
 
 
 def test_work_begins_no_sooner_than_it_was_launched():
@@ -50,6 +50,21 @@ def test_streams_do_not_hold_up_one_another():
     assert lost(beside, 30, 0, 20, 0, 10) == 0
 
 
+def test_a_stream_begins_sooner_with_the_one_that_it_waited_for():
+    """A library's layers on streams of their own, then a copy on the first stream, for which the host waits."""
+    layers = ((10, 110, 0, 21), (12, 108, 2, 22), (110, 210, 4, 21), (108, 208, 6, 22))
+    passes = replay_of(*layers, (212, 215, 8), (300, 400, 298, 21), waits=[(9, 216)])
+    assert lost(passes, 30, 30, 20, 20, 0, 0) == 100 - 50
+    assert reach_fracs(passes)[0] == pytest.approx(((0.25 * 205) + 0.25 * 100) / (0.25 * 303), rel=0.02)
+
+
+def test_work_of_another_stream_that_ended_earlier_holds_back_what_is_left_of_it():
+    """The last work waited for stream 9, which ended 20 us after its own stream."""
+    waited = replay_of((10, 110, 0), (10, 130, 1, 9), (132, 200, 2))
+    assert lost(waited, 0, 50, 0) == 50 - 20
+    assert lost(waited, 10, 50, 0) == 60 - 30
+
+
 def test_work_whose_launch_is_not_known_holds_nothing_up():
     unknown = Replay.of(
         np.array([10.0, 150.0]),
@@ -65,4 +80,4 @@ def test_work_whose_launch_is_not_known_holds_nothing_up():
 def test_nothing_is_lost_of_nothing():
     assert lost(replay_of(*QUEUED), 0, 0, 0) == 0
     empty = Replay.of(*(np.zeros(0) for _ in range(5)), (np.zeros(0), np.zeros(0)))
-    assert empty.lost_us(np.zeros(0)) == 0 and set(reach_fracs(empty, np.zeros(0))) == {1.0}
+    assert empty.sooner_us(np.zeros(0)) == 0 and set(reach_fracs(empty)) == {1.0}

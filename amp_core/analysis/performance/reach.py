@@ -53,14 +53,14 @@ MAX_OVER_RATIO = 1.02
 def _replayed_us(saved_us: float, windows: pd.DataFrame, basis: Basis) -> float:
     """By how much a step ends sooner, microseconds, if its kernels are shorter by so much in all: what a replay of the
     launches tells, where all are shorter by the same share. All of it where launches are not known."""
-    known = windows[windows[list(REACHES)].notna().all(axis=1) & (windows["kernel_us"] > 0)]
-    kernel_us = basis.each_us(known["kernel_us"])
-    if not kernel_us > 0 or len(known) < len(windows):
+    known = windows[windows[list(REACHES)].notna().all(axis=1) & (windows["busy_us"] > 0)]
+    busy_us = basis.each_us(known["busy_us"])
+    if not busy_us > 0 or len(known) < len(windows):
         return saved_us
-    fracs = [float((known[name] * known["kernel_us"]).sum() / known["kernel_us"].sum()) for name in REACHES]
+    fracs = [float((known[name] * known["busy_us"]).sum() / known["busy_us"].sum()) for name in REACHES]
     shorter = np.array([0.0, *SHORTER_FRACS])
-    reached = np.interp(saved_us / kernel_us, shorter, shorter * np.array([1.0, *fracs]))
-    return min(saved_us, float(reached) * kernel_us)
+    reached = np.interp(saved_us / busy_us, shorter, shorter * np.array([1.0, *fracs]))
+    return min(saved_us, float(reached) * busy_us)
 
 
 def _beside_none(saving: Saving, rows: pd.DataFrame, basis: Basis) -> Saving:
