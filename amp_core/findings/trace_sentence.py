@@ -16,9 +16,10 @@ from amp_core.analysis.performance.kernels import (
     of_copies,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
+from amp_core.findings.few_rows import few_rows, in_8_bits
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
@@ -60,7 +61,11 @@ def first_sentence(run: Run) -> str:
     # What is shorter with faster kernels is known only where these take equally long.
     is_main = largest is None or largest.code not in _IDLE or us >= each_us * largest.share
     is_loop = savings is None and loop_frac(run) >= MIN_LOOP_FIRST_FRAC
-    main = (_vectors(run), growing_sentence(run), _first_sentence(run), _small(run))
+    of_few_rows = few_rows(run, savings)
+    nothing_else = of_few_rows and largest is None
+    of_all = "" if nothing_else else _first_sentence(run)
+    fewer_bits = "" if of_few_rows else in_8_bits(run, savings)
+    main = (of_few_rows, growing_sentence(run), of_all, fewer_bits, _small(run))
     first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
     told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
@@ -130,26 +135,6 @@ def _small(run: Run) -> str:
     return (
         f"Smaller savings add up to {percent(us / savings.cost.step_us)}; the largest: "
         f"{_in_sentence(largest)} ({largest.how_much(savings.unit)})."
-    )
-
-
-MIN_VECTOR_FRAC, MIN_VECTOR_STEP_FRAC = 0.8, 0.5
-"""Shares of the kernel time and of the step from which products of a matrix and a vector are told first."""
-
-
-def _vectors(run: Run) -> str:
-    """That nearly all kernel time is products of a matrix and a vector, as in decoding at batch 1; else empty."""
-    savings, rows = possible_savings(run), kernel_rows(run)
-    if savings is None or rows.empty:
-        return ""
-    us = float(rows["total_us"][rows["name"].str.contains("gemv", regex=False)].sum())
-    share = us / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
-    wall_us = float(window_rows(run)["wall_us"].sum())
-    if share < MIN_VECTOR_FRAC or us < MIN_VECTOR_STEP_FRAC * wall_us:
-        return ""
-    return (
-        f"Products of a matrix and a vector take {percent(share)} of the kernel time: they read every weight for one "
-        "row, so memory bounds them, and larger batches or weights of fewer bits help."
     )
 
 

@@ -299,12 +299,12 @@ TABLES: dict[str, Table] = {
                 _column(
                     "reach_frac",
                     "f",
-                    "share of the time by which all work is shorter, a quarter, that the window ends sooner, while the "
-                    "host launches as it does; null on a CPU and without launches",
+                    "share of the time by which all kernels but collectives are shorter, a quarter, that the window "
+                    "ends sooner, while the host launches as it does; null on a CPU and without launches",
                 ),
-                _column("reach_half_frac", "f", "the same where it is shorter by half"),
-                _column("reach_most_frac", "f", "the same where it is shorter by three quarters"),
-                _column("reach_all_frac", "f", "the same where it takes no time at all"),
+                _column("reach_half_frac", "f", "the same where they are shorter by half"),
+                _column("reach_most_frac", "f", "the same where they are shorter by three quarters"),
+                _column("reach_all_frac", "f", "the same where they take no time at all"),
                 _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
                 ),

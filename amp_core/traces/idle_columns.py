@@ -117,7 +117,7 @@ def idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
-        **dict(zip(REACHES, reach_fracs(replay), strict=True)),
+        **dict(zip(REACHES, reach_fracs(replay, ~(trace.copies | trace.communication)[selected]), strict=True)),
     }
 
 

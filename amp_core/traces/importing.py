@@ -222,7 +222,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
 _COUNTED = ("captures", "graph_launches", "graph_builds", "compiled_calls", "pass_tokens", "host_peak_bytes")
 """What is counted in a trace as a whole, by its name in `Trace`."""
 _FOUND = (
-    *("captured_calls", "misclocked", "sampled", "unequal_products"),
+    *("captured_calls", "decoding", "misclocked", "sampled", "unequal_products"),
     *(
         "slow_calls",
         "slow_steps",

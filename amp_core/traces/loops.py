@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from amp_core.traces.collect import LAUNCHES
 from amp_core.traces.events import OP, TraceEvents
+from amp_core.traces.graphs import GRAPH_LAUNCHES
 from amp_core.traces.link import DATA, OPTIMIZER, WATCH, Host
 from amp_core.traces.operators import COMPILED, is_range, is_view, operator_category
 
@@ -106,6 +107,8 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
     if share < MIN_FRAC or (not len(host.steps) and share > MAX_WHOLE_FRAC):
         return None
     inside = np.concatenate([np.arange(first, last) for first, last in runs.tolist()])
+    if _graphs_launched(events, start[runs[:, 0]], ends[runs[:, 1] - 1]) * MAX_PASSES_OF_GRAPH >= len(inside) // period:
+        return None
     each = np.unique(_one_pass(names[inside], period))
     period = period if len(each) > 1 else 1
     of_each = np.bincount(names[inside], (end - start)[inside])[each]
@@ -159,6 +162,19 @@ def _with_launches(
     np.add.at(kernels, after[after >= 0], 1)
     np.maximum.at(ends, after[after >= 0], np.asarray(calls.end)[own][after >= 0])
     return ends, kernels
+
+
+def _graphs_launched(events: TraceEvents, low: npt.NDArray[Any], high: npt.NDArray[Any]) -> int:
+    """How many graphs are launched between one of `low` and the same of `high`, which follow one another."""
+    matches = np.array([GRAPH_LAUNCHES.search(text) is not None for text in events.texts], dtype=bool)
+    at = np.asarray(events.calls.start)[matches[np.asarray(events.calls.name, dtype=np.int64)]]
+    place = np.searchsorted(low, at, side="right") - 1
+    return int(((place >= 0) & (at < high[place])).sum())
+
+
+MAX_PASSES_OF_GRAPH = 10
+"""Passes per graph that is launched among them up to which they belong to replays: torch fills the state of random
+numbers before each."""
 
 
 def _one_pass(names: npt.NDArray[Any], period: int) -> npt.NDArray[Any]:

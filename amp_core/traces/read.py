@@ -25,6 +25,7 @@ from amp_core.traces import rocprof
 from amp_core.traces.collect import LEGACY_PROCESS, collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
+from amp_core.traces.decoding import Decoding, decoding
 from amp_core.traces.device_threads import operators_on_device_threads
 from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
 from amp_core.traces.elementwise_rate import ElementwiseRate, elementwise_rate
@@ -135,6 +136,7 @@ class Trace:
     """Calls of compiled code."""
     pass_tokens: int = 0
     """Tokens of the smallest pass that a serving engine marks."""
+    decoding: Decoding | None = None
     captured_calls: CapturedCalls | None = None
     """Calls of compiled code in which graphs are captured, if there are several."""
     compiled_launch_frac: float = 0.0
@@ -397,6 +399,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
         pass_tokens=tokens_of_smallest_pass(events),
+        decoding=decoding(events, linked) if len(events.work) else None,
         captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,

@@ -30,10 +30,9 @@ class Replay:
 
     order: npt.NDArray[np.int64]
     """Places of the work in the arrays that it is made of."""
+    starts: Floats
     us: Floats
     """How long each takes."""
-    busy_us: float
-    """How long any of it ran."""
     launched: Floats
     """When the host begins to launch each."""
     slack_us: Floats
@@ -70,11 +69,10 @@ class Replay:
         back = np.where(returned >= ends, np.minimum(launched, returned), returned)
         ready = np.where(np.isfinite(returned) & (launched < starts), np.minimum(back, starts), -np.inf)[order]
         starts, ends, streams = starts[order], ends[order], streams[order]
-        before = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
         by_end = np.argsort(ends, kind="stable").astype(np.int32)
         own, last = _on_streams(streams, ends - starts)
         own_end = np.where(own >= 0, ends[own], -np.inf)
-        other = _waited_for(starts, ends, before, ready, own_end, by_end)
+        other = _waited_for(starts, ends, ready, own_end, by_end)
         other_end = np.where(other >= 0, ends[other], -np.inf)
         latest = np.maximum(ready, np.maximum(own_end, other_end))
         latest = np.where(np.isfinite(latest), latest, 0.0)  # nothing is known to be waited for
@@ -82,8 +80,8 @@ class Replay:
         ended = np.searchsorted(ends[by_end], waits[1][of_wait], side="right") - 1
         return cls(
             order=order,
+            starts=starts,
             us=ends - starts,
-            busy_us=float((ends - np.maximum(starts, before)).clip(min=0.0).sum()),
             launched=launched[order],
             slack_us=latest - ready,
             own=own,
@@ -145,33 +143,36 @@ def _on_streams(streams: npt.NDArray[Any], us: Floats) -> tuple[Places, Places]:
 
 
 HANDED_OVER_US = 10.0
-"""Work begins within this after the end of what it waited for on another stream, and after its launch if it waited for
-nothing else (`LATENCY_US` of `idle_causes`)."""
+"""Work begins within this after what it waited for: its launch, or the end of other work (`LATENCY_US` of
+`idle_causes`)."""
 
 
-def _waited_for(starts: Floats, ends: Floats, before: Floats, ready: Floats, own_end: Floats, by_end: Places) -> Places:
+def _waited_for(starts: Floats, ends: Floats, ready: Floats, own_end: Floats, by_end: Places) -> Places:
     """By work, in order of its starts, the work of another stream that it may have waited for, -1 for none: the last to
-    end `before` it, right before its start or that of a gap, long after its own stream's and its launch."""
+    end before it, where it begins long after its launch and its own stream's work."""
     last = by_end[np.searchsorted(ends[by_end], starts, side="right") - 1]
     soon = starts - HANDED_OVER_US
-    other = (ends[last] >= soon) | (before < soon)
-    other &= (ends[last] <= starts) & (last < np.arange(len(starts)))  # not work of no length that begins then
+    other = (ends[last] <= starts) & (last < np.arange(len(starts)))  # not work of no length that begins then
     other &= (own_end < soon) & (ready < soon)
     return np.where(other, last, np.int32(-1))
 
 
 SHORTER_FRACS = (0.25, 0.5, 0.75, 1.0)
-"""By how much shorter all work is taken to be, to see whether the end comes sooner; the last: it takes no time at all,
-so that the host alone decides."""
+"""By how much shorter all kernels are taken to be, to see whether the end comes sooner; the last: they take no time at
+all, so that the host, copies and collectives alone decide."""
 REACHES = ("reach_frac", "reach_half_frac", "reach_most_frac", "reach_all_frac")
 """Columns of `windows`, one for each of these."""
 
 
-def reach_fracs(replay: Replay) -> tuple[float, ...]:
-    """For each of `SHORTER_FRACS` how much sooner the work ends, as a share of the time by which the device works less;
-    1 without work."""
-    if not replay.busy_us > 0:
+def reach_fracs(replay: Replay, kernels: npt.NDArray[np.bool_]) -> tuple[float, ...]:
+    """For each of `SHORTER_FRACS` how much sooner the work ends, as a share of the time by which the device is in
+    `kernels` for less; 1 without any."""
+    chosen = kernels[replay.order]
+    ends = np.where(chosen, replay.starts + replay.us, -np.inf)
+    before = np.concatenate([replay.starts[:1], np.maximum.accumulate(ends)[:-1]])
+    whole_us = float((ends - np.maximum(replay.starts, before))[chosen].clip(min=0.0).sum())
+    if not whole_us > 0:
         return (1.0,) * len(SHORTER_FRACS)
-    us = np.empty_like(replay.us)
-    us[replay.order] = replay.us
-    return tuple(min(1.0, replay.sooner_us(frac * us) / (frac * replay.busy_us)) for frac in SHORTER_FRACS)
+    us = np.zeros_like(replay.us)
+    us[replay.order] = np.where(chosen, replay.us, 0.0)
+    return tuple(min(1.0, replay.sooner_us(frac * us) / (frac * whole_us)) for frac in SHORTER_FRACS)

@@ -54,13 +54,17 @@ def _replayed_us(saved_us: float, windows: pd.DataFrame, basis: Basis) -> float:
     """By how much a step ends sooner, microseconds, if its kernels are shorter by so much in all: what a replay of the
     launches tells, where all are shorter by the same share. All of it where launches are not known."""
     known = windows[windows[list(REACHES)].notna().all(axis=1) & (windows["busy_us"] > 0)]
-    busy_us = basis.each_us(known["busy_us"])
-    if not busy_us > 0 or len(known) < len(windows):
+    kernels_us = basis.cost.step_us - float(np.nan_to_num(basis.cost.us(*_NO_KERNELS)))
+    if not kernels_us > 0 or len(known) < len(windows):
         return saved_us
     fracs = [float((known[name] * known["busy_us"]).sum() / known["busy_us"].sum()) for name in REACHES]
     shorter = np.array([0.0, *SHORTER_FRACS])
-    reached = np.interp(saved_us / busy_us, shorter, shorter * np.array([1.0, *fracs]))
-    return min(saved_us, float(reached) * busy_us)
+    reached = np.interp(saved_us / kernels_us, shorter, shorter * np.array([1.0, *fracs]))
+    return min(saved_us, float(reached) * kernels_us)
+
+
+_NO_KERNELS = ("gaps", "data", "communication", "copy")
+"""Parts of a step in which the device runs no kernel but collectives."""
 
 
 def _beside_none(saving: Saving, rows: pd.DataFrame, basis: Basis) -> Saving:

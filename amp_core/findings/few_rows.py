@@ -1,0 +1,102 @@
+"""What the first sentence says of products that read every weight for few rows, as those that decode.
+
+>>> few_rows(run, savings)
+'127 passes decode 1 token each: products in 16 bits take 71.9 % of the profiled window and read every weight for …'
+"""
+
+from amp_core.analysis.performance.kernels import (
+    counted_once,
+    is_matrix,
+    kernel_rows,
+    numbers_of_import,
+    window_rows,
+)
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, longest_name
+from amp_core.analysis.performance.savings import Savings
+from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.kernel_names import SMALL_TYPES
+from amp_core.store.run import Run
+from amp_core.text.formatting import kernel_in_words, number, percent
+
+MAX_FEW_ROWS = 64
+"""Rows up to which reading a weight takes longer than multiplying by it: GPUs of data centers compute 150 to 300
+products in 16 bits per byte that they read (their data sheets), and each row needs one per byte."""
+MIN_DECODING_FRAC = 0.8
+"""Share of the device's work in passes that decode from which the trace is one of decoding."""
+MIN_VECTOR_FRAC = 0.8
+"""Share of the kernel time in products of a matrix and a vector from which they are told first."""
+MIN_OF_STEP_FRAC = 0.5
+"""Share of the step that such products take at least, in either case."""
+MIN_WIDE_FRAC = 0.05
+"""Share of the step in products of 16 bits from which they are named beside those of fewer bits."""
+MIN_ALL_WIDE_FRAC = 0.95
+"""Share of the products' time from which all are said to be in 16 bits."""
+_REMEDIES = "so memory bounds them, and weights of fewer bits, more requests per pass or speculative decoding help"
+
+
+def few_rows(run: Run, savings: Savings | None) -> str:
+    """That products take most of the step and read every weight for few rows; else empty."""
+    rows = kernel_rows(run)
+    if savings is None or rows.empty:
+        return ""
+    return _decoding(run, savings) or _vectors(run)
+
+
+def _decoding(run: Run, savings: Savings) -> str:
+    """The same of a serving engine's passes."""
+    passes, tokens, frac = numbers_of_import(run, "decoding", "passes", "rows", "frac")
+    if not 0 < tokens <= MAX_FEW_ROWS or frac < MIN_DECODING_FRAC:
+        return ""
+    rows, wall_us = kernel_rows(run), float(window_rows(run)["wall_us"].sum())
+    products = rows[is_matrix(rows) & (rows["category"] != "attention")]
+    share = float(products["total_us"].sum()) / wall_us
+    if share < MIN_OF_STEP_FRAC:
+        return ""
+    each = f"{tokens:,.0f} token{'s' if tokens != 1 else ''}"
+    wide = products[products["precision"].isin(["fp16", "bf16"])]
+    wide_frac = float(wide["total_us"].sum()) / wall_us
+    sizes = "in 16 bits " if wide_frac >= MIN_ALL_WIDE_FRAC * share else ""
+    left = ""
+    if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
+        left = f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
+    return (
+        f"{passes:,.0f} passes decode {each} each: products {sizes}take {percent(share)} of the {savings.unit} and read "
+        f"every weight for so few rows, {_REMEDIES}.{left}"
+    )
+
+
+MAX_OTHER_FRAC = 0.2
+"""Share of the step that another change saves from which that alone is told."""
+
+
+def in_8_bits(run: Run, savings: Savings | None) -> str:
+    """That FP8 would take products of a model that does not train half as long, where nothing else saves much; empty
+    where they are few, train, or run on a GPU that does not multiply FP8."""
+    rates = dense_rates(savings.cost.device_name) if savings is not None else None
+    if savings is None or savings.trains or rates is None or rates.fp8 is None:
+        return ""
+    if any(one.share >= MAX_OTHER_FRAC for one in savings.ranked):
+        return ""
+    rows = counted_once(kernel_rows(run))
+    wide = rows[is_matrix(rows) & (rows["category"] != "attention") & rows["precision"].isin(["fp16", "bf16"])]
+    wide = wide[wide["tensor_core"] == "yes"]
+    share = float(wide["total_us"].sum()) / float(window_rows(run)["wall_us"].sum())
+    if share < MIN_OF_STEP_FRAC:
+        return ""
+    return (
+        f"No training runs: in FP8, which this GPU multiplies {number(rates.fp8 / rates.half, digits=2)} × as fast by "
+        f"the data sheet, products that take {percent(share)} in 16 bits may take about half as long."
+    )
+
+
+def _vectors(run: Run) -> str:
+    """The same of a trace without such marks, in which they are products of a matrix and a vector."""
+    rows = kernel_rows(run)
+    us = float(rows["total_us"][rows["name"].str.contains("gemv", regex=False)].sum())
+    share = us / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+    if share < MIN_VECTOR_FRAC or us < MIN_OF_STEP_FRAC * float(window_rows(run)["wall_us"].sum()):
+        return ""
+    return (
+        f"Products of a matrix and a vector take {percent(share)} of the kernel time: they read every weight for one "
+        "row, so memory bounds them, and larger batches or weights of fewer bits help."
+    )
