@@ -60,8 +60,8 @@ def _decoding(run: Run, savings: Savings) -> str:
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
         left = f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
-        f"{passes:,.0f} passes decode {each} each: products {sizes}take {percent(share)} of the {savings.unit} and read "
-        f"every weight for so few rows, {_REMEDIES}.{left}"
+        f"{passes:,.0f} passes decode {each} each: products {sizes}take {percent(share)} of the {savings.unit} and "
+        f"read every weight for so few rows, {_REMEDIES}.{left}"
     )
 
 

@@ -117,9 +117,7 @@ COMPILED = Remedy(
     "compiler capture CUDA graphs too, or use larger batches.",
     REDUCE_OVERHEAD + GRAPH_BREAKS,
 )
-BESIDE = (
-    " One call of compiled code launches part of it, so no break of a graph shows: compile what is launched beside it"
-)
+BESIDE = " One compiled graph launches part of it, so no break of a graph shows: compile what is launched beside it"
 COMPILED_ONCE = Remedy(
     f"{WAITS}{BESIDE}, let the compiler capture CUDA graphs too, or use larger batches.", REDUCE_OVERHEAD
 )

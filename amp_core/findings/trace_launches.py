@@ -16,6 +16,7 @@ from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
     is_matrix,
+    is_one_graph,
     kernel_rows,
     multiplies,
     optimizer_frac,
@@ -238,8 +239,9 @@ def launch_remedy(run: Run) -> Remedy | None:
         return ONE_COPY
     if on_cuda and between:
         once = f"the host waits for it once in {max(1, round(between))} launches"
+        larger = ", or use larger batches" if between > MAX_OF_LOOP else ""
         return Remedy(
-            f"{WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first, or use larger batches.",
+            f"{WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first{larger}.",
             TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
         )
     if on_cuda and graphs and _replays_one_graph(run):
@@ -259,7 +261,7 @@ def launch_remedy(run: Run) -> Remedy | None:
         return UNFUSED if on_cuda else UNFUSED_ELSEWHERE
     if compiled and _is_compiled_throughout(run):
         return ALL_COMPILED if on_cuda else ALL_COMPILED_ELSEWHERE
-    if compiled and run.head.config.get("compiled_calls") == 1:
+    if compiled and is_one_graph(run):
         return COMPILED_ONCE if on_cuda else COMPILED_ONCE_ELSEWHERE
     if compiled:
         return COMPILED if on_cuda else COMPILED_ELSEWHERE

@@ -274,6 +274,11 @@ TABLES: dict[str, Table] = {
                     "part of total_us that chains of kernels that memory bounds take beyond the longest kernel of "
                     "each; 0 on a CPU",
                 ),
+                _column(
+                    "op_calls",
+                    "i",
+                    "calls of the operator that launch it; one may launch it several times, as for parts of a product",
+                ),
             ),
         ),
         Table(

@@ -43,6 +43,16 @@ def compiled_calls(events: TraceEvents) -> int:
     return len(_in_operators(events, _COMPILED_CALL)[0])
 
 
+_REGION = re.compile(r"Torch-Compiled Region: (\d+)/\d+")
+"""A call of a compiled graph: the number of its code, and how often that was compiled before."""
+
+
+def compiled_regions(events: TraceEvents) -> int:
+    """The number of pieces of code that are called compiled, where torch numbers them; what follows a break is another
+    one."""
+    return len({match[1] for text in events.texts if (match := _REGION.match(text))})
+
+
 @dataclass(frozen=True)
 class Compilations:
     """What torch.compile compiles."""

@@ -104,6 +104,7 @@ def kernel_rows(
         np.where(chosen, linked.own_us, 0.0) for chosen in (_is_lone(events, linked), of_scores(events, linked))
     )
     away = fused_away_us(events, host, linked)
+    calls = _first_of_calls(linked)
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -125,15 +126,17 @@ def kernel_rows(
             unnamed[part] if len(unnamed) else np.zeros(len(op), dtype=bool),
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
-        of_each = (numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone, scores, away))
-        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us in zip(
+        of_each = (
+            numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone, scores, away, calls)
+        )
+        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call in zip(
             keys, *of_each, strict=True
         ):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us]
+                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
@@ -144,8 +147,9 @@ def kernel_rows(
                 sums_of_key[6] += lone_us
                 sums_of_key[7] += scores_us
                 sums_of_key[8] += away_us
+                sums_of_key[9] += is_call
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts, of_calls) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -176,6 +180,7 @@ def kernel_rows(
             round(counted_us, 3),
             int(moved_bytes) if moved_bytes < MAX_MOVED_BYTES else None,
             *(round(part, 3) for part in parts),
+            int(of_calls),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -199,6 +204,16 @@ def _is_lone(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
     before = np.concatenate([beside[1:] & fused[1:], [False]])
     lone[order] = ~(after | before)
     return lone
+
+
+def _first_of_calls(linked: LinkedWork) -> npt.NDArray[np.bool_]:
+    """By work: whether no other of its name comes before it in the same call of its operator, which may split a product
+    into several launches."""
+    first = linked.op < 0
+    known = np.flatnonzero(~first)
+    names = int(linked.name.max(initial=0)) + 1
+    first[known[np.unique(linked.op[known].astype(np.int64) * names + linked.name[known], return_index=True)[1]]] = True
+    return first
 
 
 def _beside_collectives(events: TraceEvents, linked: LinkedWork) -> times.Floats:
@@ -341,6 +356,7 @@ _KERNEL_COLUMNS = (
     "lone_us",
     "scores_us",
     "fused_away_us",
+    "op_calls",
 )
 
 

@@ -44,6 +44,7 @@ from amp_core.traces.graphs import (
     compilations,
     compiled_calls,
     compiled_launch_frac,
+    compiled_regions,
     count_calls,
     tokens_of_smallest_pass,
 )
@@ -134,6 +135,8 @@ class Trace:
     """Calls that instantiate or change a graph."""
     compiled_calls: int = 0
     """Calls of compiled code."""
+    compiled_regions: int = 0
+    """Pieces of code that are called compiled, where torch numbers them."""
     pass_tokens: int = 0
     """Tokens of the smallest pass that a serving engine marks."""
     decoding: Decoding | None = None
@@ -398,6 +401,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
+        compiled_regions=compiled_regions(events),
         pass_tokens=tokens_of_smallest_pass(events),
         decoding=decoding(events, linked) if len(events.work) else None,
         captured_calls=captured_calls(events),

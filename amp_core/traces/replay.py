@@ -74,7 +74,7 @@ class Replay:
         own_end = np.where(own >= 0, ends[own], -np.inf)
         other = _waited_for(starts, ends, ready, own_end, by_end)
         other_end = np.where(other >= 0, ends[other], -np.inf)
-        latest = np.maximum(ready, np.maximum(own_end, other_end))
+        latest = np.maximum(ready, np.maximum(own_end, np.minimum(other_end, starts)))
         latest = np.where(np.isfinite(latest), latest, 0.0)  # nothing is known to be waited for
         of_wait = np.argsort(waits[1], kind="stable")
         ended = np.searchsorted(ends[by_end], waits[1][of_wait], side="right") - 1
@@ -87,7 +87,7 @@ class Replay:
             own=own,
             own_slack_us=latest - own_end,
             other=other,
-            other_slack_us=latest - other_end,
+            other_slack_us=(latest - other_end).clip(min=0.0),
             last=last,
             last_slack_us=ends[last].max(initial=-np.inf) - ends[last],
             wait_ends=waits[1][of_wait],
@@ -148,13 +148,20 @@ HANDED_OVER_US = 10.0
 
 
 def _waited_for(starts: Floats, ends: Floats, ready: Floats, own_end: Floats, by_end: Places) -> Places:
-    """By work, in order of its starts, the work of another stream that it may have waited for, -1 for none: the last to
-    end before it, where it begins long after its launch and its own stream's work."""
-    last = by_end[np.searchsorted(ends[by_end], starts, side="right") - 1]
+    """By work, in order of its starts, the work of another stream with which it may have begun, -1 for none, where it
+    begins long after its launch and its own stream's work: the last to end before it, or what runs then and ends so
+    soon after that it had got nearly there."""
+    places = np.arange(len(starts))
+    after = np.searchsorted(ends[by_end], starts, side="right")
+    last, running = by_end[after - 1], by_end[np.minimum(after, len(by_end) - 1)]
+    has_last = (after > 0) & (last < places)  # not work of no length that begins then
+    has_running = (after < len(by_end)) & (running < places)
+    is_nearer = has_running & (~has_last | (ends[running] - starts < starts - ends[last]))
+    other = np.where(is_nearer, running, np.where(has_last, last, np.int32(-1)))
     soon = starts - HANDED_OVER_US
-    other = (ends[last] <= starts) & (last < np.arange(len(starts)))  # not work of no length that begins then
-    other &= (own_end < soon) & (ready < soon)
-    return np.where(other, last, np.int32(-1))
+    ended_just_now = has_last & (ends[last] >= soon)
+    other = np.where(ended_just_now, last, other)
+    return np.where((own_end < soon) & (ready < soon), other, np.int32(-1)).astype(np.int32)
 
 
 SHORTER_FRACS = (0.25, 0.5, 0.75, 1.0)

@@ -440,7 +440,7 @@ def test_a_model_that_is_compiled_in_part_is_told_to_compile_the_rest(tmp_path, 
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     for number in range(compiled):
-        trace.op("Torch-Compiled Region: 0/0", 40 + 3 * number, 2)
+        trace.op(f"Torch-Compiled Region: {number}/0", 40 + 3 * number, 2)
         trace.kernel("triton_poi_fused_add_0", 995 + 2 * number, 2, 41 + 3 * number, call_us=1)
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 10, 490, 2)

@@ -172,7 +172,7 @@ def test_engines_split_their_compiled_code_on_purpose(tmp_path, op, device, says
     trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
     for n in range(40):
         region = n % 2 == 0
-        trace.op("Torch-Compiled Region: 0/0" if region else op, 100 * n, 20)
+        trace.op(f"Torch-Compiled Region: {n}/0" if region else op, 100 * n, 20)
         trace.kernel(f"triton_poi_fused_add_{n % 4}" if region else made.RELU, 100 * n + 20, 5, 100 * n + 10)
     finding = next(f for f in diagnose(run_of(tmp_path, trace)) if f.code == "launch-bound")
     assert says in finding.snippet and not_says not in finding.snippet

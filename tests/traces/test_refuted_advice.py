@@ -191,7 +191,7 @@ def test_a_model_that_is_compiled_throughout_has_no_break_to_find(tmp_path, all_
     for number in range(10):
         at = 200 * number
         if all_of_it or number % 2:
-            trace.op("Torch-Compiled Region: 0/0", at, 20)
+            trace.op(f"Torch-Compiled Region: {number // 2}/0", at, 20)
         trace.kernel("triton_poi_fused_add_0", at + 10, 5, at + 2)
     advice = finding_of(run_of(tmp_path, trace), "launch-bound").advice
     assert says in advice and ("what breaks" in advice) != all_of_it

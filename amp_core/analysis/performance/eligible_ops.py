@@ -77,8 +77,8 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     the operator's matrix time (tables of offsets, transforms) count with the others.
 
     op, module, phase, in_shapes, in_dtypes as recorded; kernel (that of most time); precision of its inputs;
-    tensor_core (yes, no, unknown; "" on a CPU); count (calls, estimated from launches); total_us (of its matrix
-    kernels only, without casts and copies of the operator); time_frac (of all kernel time);
+    tensor_core (yes, no, unknown; "" on a CPU); count (calls, estimated from launches where these are not recorded);
+    total_us (of its matrix kernels only, without casts and copies of the operator); time_frac (of all kernel time);
     could, reason, why: see `REASONS`, "" on a CPU; sizes (M, N, K in words); unaligned (sizes that 16 bytes do not
     divide, in words), padded (all sizes with those rounded up) and padding_frac (operations that padding adds, over
     those there were), "" and NaN if aligned; flops (of all calls, without those
@@ -122,8 +122,10 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     """Matrix kernels grouped by operator and answer: the columns of the kernel of most time, total_us,
     calls, launches, and `answers` (number of answers for the same operator).
 
-    Each call launches each of its matrix kernels once, so the largest count of a kernel is the number of calls.
+    The largest number of calls that launch one of its kernels is that of all; where calls are not recorded, each is
+    taken to launch each of its matrix kernels once.
     """
+    matrix = matrix.assign(of_calls=matrix["op_calls"].fillna(matrix["count"]))
     matrix = matrix.sort_values("total_us", ascending=False, kind="stable")
     by_answer = matrix.groupby([*_KEYS, "tensor_core"], sort=False)["total_us"].transform("sum")
     whole = matrix.groupby(_KEYS, sort=False)["total_us"].transform("sum")
@@ -132,7 +134,7 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     answer.index = matrix.index
     matrix = matrix.assign(tensor_core=matrix["tensor_core"].where(by_answer >= MINOR_FRAC * whole, answer))
     keys = [*_KEYS, "tensor_core"]
-    each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["count"].sum()
+    each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["of_calls"].sum()
     calls = each.groupby(level=[*keys, *_WINDOW], sort=False, dropna=False).max()
     counted = calls.groupby(level=keys, sort=False).sum().rename("calls").reset_index()
     sums = matrix.groupby(keys, sort=False, as_index=False).agg(us=("total_us", "sum"), launches=("count", "sum"))

@@ -25,7 +25,7 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, mean_count, number
 from amp_core.traces.operators import is_compiled_code
 
-VALUES_COPIED = "bytes on average to the host"
+VALUES_COPIED = "on average to the host"
 """What is said of copies of single values in a loop."""
 GRAPH_START = "for a captured graph to start"
 MAX_SHORT_US = 30.0
@@ -232,7 +232,8 @@ def _between(idle: _Idle) -> str:
 def _of_values(idle: _Idle) -> str:
     """That values are copied to the host one by one, as part of a sentence; else empty."""
     tiny, tiny_bytes = tiny_copies(idle.run)
-    return f", with {tiny:,.0f} copies of {tiny_bytes:.0f} {VALUES_COPIED}" if tiny else ""
+    size = f"{tiny_bytes:.0f} byte{'s' if tiny_bytes >= 1.5 else ''}"
+    return f", with {tiny:,.0f} copies of {size} {VALUES_COPIED}" if tiny else ""
 
 
 def _per_step(count: float, steps: float) -> float:

@@ -28,6 +28,7 @@ _NUMBERS = (
     "lone_us",
     "scores_us",
     "fused_away_us",
+    "op_calls",
 )
 _FUNCTIONS = ("host_function", "data_function", "longer_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")
@@ -186,6 +187,11 @@ def is_compiled_without_fusion(run: Run) -> bool:
     in_each = launched_frac * float(rows["count"].sum()) / ranks / calls
     fused = rows["name"].str.contains("triton", regex=False) | rows["op"].str.startswith("triton_")
     return calls <= steps and in_each >= MIN_COMPILED_LAUNCHES and not fused.any()
+
+
+def is_one_graph(run: Run) -> bool:
+    """Whether the compiled code of a trace is one graph, called once or with one number, so that no break shows."""
+    return run.head.config.get("compiled_calls") == 1 or run.head.config.get("compiled_regions") == 1
 
 
 def replays_unfused_graphs(run: Run) -> bool:
@@ -360,6 +366,8 @@ def of_main(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
 MAX_TINY_BYTES, MIN_TINY_COPIES, MIN_TINY_FRAC = 64.0, 50.0, 0.1
 """Copies to the host of no more bytes read single values; from that many per step (or window) on, and that share of all
 launches, they are a loop."""
+MIN_OF_WAITS_FRAC = 0.8
+"""They are one, too, where so many of the host's waits are theirs."""
 
 
 def tiny_copies(run: Run) -> tuple[float, float]:
@@ -369,7 +377,9 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     rows = rows[rows["moved_bytes"] <= MAX_TINY_BYTES * rows["count"]]
     count = float(rows["count"].sum())
     per_step = count / max(1.0, float(windows["steps"].fillna(0.0).sum()) or float(len(windows)))
-    if per_step < MIN_TINY_COPIES or count < MIN_TINY_FRAC * float(windows["launches"].sum()):
+    is_loop = count >= MIN_TINY_FRAC * float(windows["launches"].sum())
+    is_loop |= count >= MIN_OF_WAITS_FRAC * float(windows["idle_syncs"].fillna(0.0).sum()) > 0
+    if per_step < MIN_TINY_COPIES or not is_loop:
         return 0.0, 0.0
     return per_step, float(rows["moved_bytes"].sum()) / count
 

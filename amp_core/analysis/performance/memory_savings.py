@@ -119,15 +119,16 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     rest_us = bound["total_us"] - (in_steps_us if is_in_steps else 0.0)
     if lone_us:
         rest_us -= bound["lone_us"].fillna(0.0).where(bound["category"] == "cast", 0.0).clip(upper=rest_us)
-    chains_us = basis.each_us(rest_us.clip(lower=0.0) * bound["away_frac"].clip(lower=FUSED_FRAC))
-    is_chained = float((rest_us * bound["away_frac"]).sum()) > FUSED_FRAC * float(rest_us.sum())
+    rest_us = rest_us.clip(lower=0.0)
+    halves_us, chains_us = FUSED_FRAC * basis.each_us(rest_us), basis.each_us(rest_us * bound["away_frac"])
+    is_chained = chains_us > halves_us
     why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
     if lone_us:
         why += f", and {CASTS_BETWEEN}, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""
     if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
         without += ", nor the other kernels on its scores"
-    fused_us = chains_us + in_steps
+    fused_us = max(halves_us, chains_us) + in_steps
     kinds = "norms, elementwise kernels, casts and reductions"
     if float(bound["total_us"][bound["category"] == "layout"].sum()) >= MIN_OF_JOINS_FRAC * us * basis.steps > 0:
         kinds = "norms, elementwise kernels, concatenations, casts and reductions"

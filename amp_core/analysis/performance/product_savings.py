@@ -79,7 +79,9 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
         if us > 0
     ]
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
-    times = f"{number(ratio if slow_us >= tf32_us else tf32_ratio, digits=2)} × as fast"
+    both = slow_us and tf32_us and win
+    whole_ratio = (slow_us + tf32_us) / (slow_us + tf32_us - win) if both else ratio if slow_us else tf32_ratio
+    times = f"{number(whole_ratio, digits=2)} × as fast"
     of_bf16 = fp32["in_dtypes"].str.contains("BFloat16") | fp32["name"].str.contains("bfloat16")
     is_emulated = float(fp32["total_us"][of_bf16].sum()) >= MIN_EMULATED_FRAC * (slow_us + tf32_us) * basis.steps > 0
     narrower = "FP16 is" if is_emulated else "16 bits are"

@@ -333,7 +333,7 @@ _ON_MPS = 'model = model.to("mps")\nbatch = batch.to("mps")'
         signal="A softmax beside products of batches.",
         threshold=f"{percent(MIN_ATTENTION_FRAC)} of the operators' time.",
         advice="Each step writes and reads all scores. Compute attention in one operator, which keeps a block of them "
-        'in the cache; models of transformers take attn_implementation="sdpa".',
+        'in the cache; models of transformers that have it take attn_implementation="sdpa".',
         snippet="y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
         page="step-cost",
     )

@@ -12,6 +12,7 @@ from amp_core.analysis.performance.kernels import (
     is_compiled_in_part,
     is_compiled_without_fusion,
     is_matrix,
+    is_one_graph,
     is_trace,
     kernel_rows,
     on_cpu,
@@ -202,8 +203,9 @@ def slow_products(run: Run) -> list[Finding]:
         is_large |= slow.blocks_per_sm >= 1
     kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
     remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
-    if remedy is _LARGE_PRODUCTS and is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
-        remedy = _LARGE_ON_AMD
+    if is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
+        remedy = _LARGE_ON_AMD if remedy is _LARGE_PRODUCTS else remedy
+        remedy = _ATTENTION_ON_AMD if remedy is _LARGE["attention"] else remedy
     if "attention" in findings[0].where and (few := _FEW.search(findings[0].title)) and int(few[1]) < MIN_OF_TILE:
         remedy = _PARTS_OF_TILES
     if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
@@ -231,14 +233,16 @@ MIN_OF_TILE = 32
 _FEW = re.compile(r"\b(?:queries|keys) (\d+)\b(?! · keys)")
 _PARTS_OF_TILES = Remedy(
     "Kernels of attention compute tiles of 64 to 128 queries and keys, of which few are used here, so padding gains "
-    "nothing. Compute it as products of batches and a softmax, compiled together, or give each call more of them.",
-    "f = torch.compile(lambda q, k, v: (q @ k.mT / q.size(-1) ** 0.5).softmax(-1) @ v)",
+    "nothing. Give each call more of them, or compute it as multiplications and sums, compiled together: of products, "
+    "the compiler makes the same kernel again.",
+    "scores = (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1) / q.size(-1) ** 0.5   # in a compiled function\n"
+    "y = (scores.softmax(-1).unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)",
 )
 _USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
 _IN_STEPS = Remedy(
     "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "
-    "scores. Compute it in one kernel, which keeps them on the chip; models of transformers take "
-    'attn_implementation="sdpa".',
+    "scores. Compute it in one kernel, which keeps them on the chip; models of transformers that "
+    'have it take attn_implementation="sdpa".',
     "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
 )
 _MATH_BACKEND = Remedy(
@@ -275,6 +279,12 @@ _LARGE = {
     ),
 }
 """Advice by the operator where one call has enough work."""
+_ATTENTION_ON_AMD = Remedy(
+    "The calls have enough work for this GPU, so the kernel itself is slow. Time the implementation of Composable "
+    "Kernel beside AOTriton's, or update ROCm.",
+    'torch.backends.cuda.preferred_rocm_fa_library("ck")   # from PyTorch 2.7 on; flash and efficient attention',
+)
+"""On ROCm, flash and efficient attention are the same kernels, and cuDNN's does not exist."""
 _FP32_ATTENTION = Remedy(
     "A fused kernel of attention runs already, in FP32, which the faster ones do not take. Compute attention in 16 "
     "bits.",
@@ -402,7 +412,7 @@ def _memory_bound(run: Run) -> list[Finding]:
         return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
     if findings and is_before_triton(run):
         return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
-    if findings and is_compiled_in_part(run) and run.head.config.get("compiled_calls") == 1:
+    if findings and is_compiled_in_part(run) and is_one_graph(run):
         return [replace(f, advice=_COMPILED_ONCE) for f in findings]
     if findings and is_compiled_in_part(run):
         return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
@@ -410,8 +420,8 @@ def _memory_bound(run: Run) -> list[Finding]:
 
 
 _COMPILED_ONCE = (
-    "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. One call of compiled code "
-    "is part of the trace already: compile what is launched beside it too."
+    "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. One compiled graph is "
+    "part of the trace already: compile what is launched beside it too."
 )
 _NOT_COMPILED = Remedy(
     "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. Part of the model is "
