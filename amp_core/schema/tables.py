@@ -472,6 +472,18 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("products", "i", "GEMM/conv and attention that operators called, nested ones as one"),
                 _column(
+                    "began_us",
+                    "f",
+                    "when the host began the window, on the clock of collectives: its first step, or without step "
+                    "markers what it did first; null if nothing of the host was recorded",
+                ),
+                _column(
+                    "pause_us",
+                    "f",
+                    "the longest part of idle time before late launches in which the host is in no operator and no "
+                    "call, mean over steps, if it is equally long in each of three or more steps; else 0",
+                ),
+                _column(
                     "idle_elsewhere_us",
                     "f",
                     "part of idle_us without idle_data_us in which another device of the process works, and which has "

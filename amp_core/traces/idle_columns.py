@@ -108,6 +108,7 @@ def idle_columns(
         "longer_gap_steps": _steps_with(host, causes.host, spans),
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
         "late_until_us": _until_us(causes.late, spans.low),
+        "pause_us": _pause_us(host, outside_operators(events, host, causes.late), spans),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
         "launches_between_waits": causes.between_waits[1],
@@ -170,6 +171,24 @@ def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | 
 
 MIN_OF_MEAN_FRAC = 0.5
 """Share of the mean over the steps from which a step has such gaps."""
+
+
+def _pause_us(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> float:
+    """The longest of the gaps that begin in each step, the mean over at least `MIN_PAUSES` steps; 0 if it is short, or
+    longer in some of them."""
+    starts = np.array([start for start, end, _ in host.steps if end > spans.low and start < spans.high])
+    of_step = np.searchsorted(starts, gaps[0], side="right") - 1
+    inside = of_step >= 0
+    longest_us = np.zeros(len(starts))
+    np.maximum.at(longest_us, of_step[inside], (gaps[1] - gaps[0])[inside])
+    if len(starts) < MIN_PAUSES or longest_us.min() < max(MIN_PAUSE_US, (1 - MAX_PAUSE_SPREAD) * longest_us.max()):
+        return 0.0
+    return float(longest_us.mean())
+
+
+MIN_PAUSES, MIN_PAUSE_US, MAX_PAUSE_SPREAD = 3, 10_000.0, 0.01
+"""Steps of which the longest gaps are equally long, how long at least, and by which part of the longest they may
+differ: a program that works takes longer now and then."""
 
 
 def _op_of_calls(trace: LinkedTrace, calling: times.Intervals) -> tuple[str | None, float]:

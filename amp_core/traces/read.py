@@ -375,7 +375,10 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         kernels=kernels,
         windows={}
         if unrecorded
-        else window_rows(events, host, linked, windows, inside, kernels, names, accelerator, amd),
+        else window_rows(
+            *(events, host, linked, windows, inside, kernels, names, accelerator, amd),
+            events.base_us + _origin_us(stream.head),
+        ),
         step_rows=steps,
         ops=op_rows(events, host, windows, of_span),
         collectives={}

@@ -32,11 +32,12 @@ def window_rows(
     device_names: Mapping[int, str],
     accelerator: str,
     amd: bool,
+    origin_us: float = 0.0,
 ) -> Rows:
     """Rows of `windows`, one per window and device; `amp_core.schema` describes the columns.
 
     `kernels` are the rows of `kernels` of the same trace. `device_names` is by device number, -1 for the CPU.
-    `amd` as in `kernel_rows`.
+    `amd` as in `kernel_rows`. `origin_us`: time 0 of the events on the machine's clock.
     """
     trace = linked_trace(events, host, linked, kernels, amd=amd)
     rows: list[dict[str, Any]] = []
@@ -52,6 +53,7 @@ def window_rows(
                 "steps": window.steps,
                 "device": name,
                 "device_name": device_names.get(device),
+                "began_us": _began_us(events, window, origin_us),
                 **_busy_columns(trace, window, selected, spans, name),
             }
             lead, first_loads = _before_first_work(trace, window, spans)
@@ -79,6 +81,13 @@ def window_rows(
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     return {name: [round(v, 3) if isinstance(v, float) else v for v in values] for name, values in columns.items()}
+
+
+def _began_us(events: TraceEvents, window: Window, origin_us: float) -> float | None:
+    """When the host began the window on the machine's clock; None if nothing of the host was recorded."""
+    starts = (np.asarray(recorded.start) for recorded in (events.spans, events.calls))
+    began = min(start.min(initial=np.inf) for start in starts) if window.first is None else window.start
+    return origin_us + float(began) if np.isfinite(began) else None
 
 
 def _busy_columns(

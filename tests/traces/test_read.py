@@ -132,6 +132,8 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_wait_op": None,
         "idle_wait_op_us": 0,
         "products": 6,
+        "began_us": made.BASE,
+        "pause_us": 0,
     }
 
 

@@ -142,17 +142,39 @@ def host_lag(frame: pd.DataFrame, ranks: Collection[int]) -> HostLag | None:
 
 def started_apart(run: Run) -> bool:
     """Whether ranks wait for one another in their first collective alone, in traces of one step at most: they began the
-    work that was recorded at different times, which tells nothing of what makes a rank late in a loop."""
+    work that was recorded at different times, which tells nothing of what makes a rank late in a loop. Where there is
+    no later collective, the beginnings tell."""
     frame = collective_rows(run)
     steps = run.windows.groupby("rank")["steps"].sum()
     waiting_us = frame["waiting_us"].fillna(0.0)
-    first = frame.groupby("rank")["ended_us"].transform("min") == frame["ended_us"]
+    first = _is_first(frame)
     is_first = float(waiting_us[first].sum()) >= MIN_IN_FIRST_FRAC * float(waiting_us.sum()) > 0
-    return bool(is_first and (~first).any() and steps.fillna(0.0).max() <= 1)
+    return bool(is_first and ((~first).any() or began_later_us(run) > 0) and steps.fillna(0.0).max() <= 1)
+
+
+def _is_first(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of `collective_rows` are the first of their rank."""
+    return frame.groupby("rank")["ended_us"].transform("min") == frame["ended_us"]
+
+
+def began_later_us(run: Run) -> float:
+    """How much later the rank that enters the first collective last began what was recorded than the others, where that
+    explains most of their waiting in it, microseconds; else 0. The ranks leave it together, so that it needs no clock
+    that they share."""
+    frame = collective_rows(run)
+    first = frame[_is_first(frame) & frame["last"].notna()]
+    if first.empty or first["last"].nunique() > 1:
+        return 0.0
+    took_us = first["ended_us"] - first["rank"].map(window_rows(run).groupby("rank")["began_us"].min())
+    is_last = first["rank"] == first["last"]
+    later_us = float(took_us[~is_last].mean() - took_us[is_last].mean())
+    return later_us if later_us >= MIN_BEGAN_FRAC * float(first["waiting_us"][~is_last].mean()) else 0.0
 
 
 MIN_IN_FIRST_FRAC = 0.9
 """Share of all waiting in the first collective from which later ones hardly wait."""
+MIN_BEGAN_FRAC = 0.5
+"""Share of the waiting in it by which its last rank began later from which that is the cause."""
 
 
 def _offset(apart: npt.NDArray[np.float64]) -> float:

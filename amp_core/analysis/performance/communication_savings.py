@@ -17,6 +17,7 @@ from amp_core.analysis.performance.collectives import (
     KEYS,
     REDUCING,
     HostLag,
+    began_later_us,
     collective_rows,
     gradient_dtype,
     has_all_ranks,
@@ -30,6 +31,7 @@ from amp_core.analysis.performance.collectives import (
     waited_for,
     with_late_launches,
 )
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import alone_loading_us, beside_copies_us
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
@@ -90,7 +92,8 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     waited_ms = float(rank_waiting(run)["waiting_ms"].mean()) if transfer is not None else 0.0
     is_transfer = transfer is not None and waited_ms * 1e3 < MAX_WAITING_FRAC * measured
     carried = f"; {transfer.words}" if transfer is not None and is_transfer else ""
-    told = f"{in_launch}{apart}{missing.words or waits}{carried}"
+    in_one = "" if carried or waits or missing.us else _in_one(by_collective, measured * basis.steps)
+    told = f"{in_launch}{in_one}{apart}{missing.words or waits}{carried}"
     communicates = f"The GPU only communicates for {basis.taken(measured)}{told}"
     return [
         late_rank_saving(run, basis.unit)
@@ -116,6 +119,25 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
             others=others(copying, "name"),
         ),
     ]
+
+
+def _in_one(rows: pd.DataFrame, exposed_us: float) -> str:
+    """How much of exposed communication is in one of several collectives that each step makes, as part of a sentence;
+    empty where none has most of it. `rows` of `collective_rows`."""
+    calls = rows.groupby(["group", "number", "name"])["alone_us"]
+    us = calls.median() * calls.size()
+    if len(us) < 2 or us.max() < MIN_IN_ONE_FRAC * exposed_us or exposed_us <= 0:
+        return ""
+    same = calls.get_group(us.idxmax())
+    bytes_ = rows["message_bytes"][same.index].median()
+    kind = str(rows["name"][same.index[0]]).replace("_", "-")
+    of_size = f" of {size(float(bytes_))}" if bytes_ > 0 else ""
+    each = number(float(same.median()) / 1e3, "ms")
+    return f", {each} of it in one {kind}{of_size}"
+
+
+MIN_IN_ONE_FRAC = 0.5
+"""Share of exposed communication in one collective of each step from which that is told."""
 
 
 def _each_us(rows: pd.DataFrame, basis: Basis) -> float:
@@ -232,18 +254,24 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     if lag is not None:  # where a host waits for its device, it catches up with the late ones
         waited_us = float(theirs["sync_us"].fillna(0.0).sum()) / others / steps
         hosts_us = max(hosts_us, their_step_us - lag.last_us - waited_us)
-    all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 and not started_apart(run) else 0.0
+    apart = started_apart(run)
+    later_us = began_later_us(run) if apart else 0.0
+    all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 and not apart else 0.0
     is_of_hosts = all_hosts_us and is_sure and not slower and set(held) != set(named)
+    enters = f"which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
+    if later_us:
+        enters = f"whose {'step' if unit == 'step' else 'trace'} begins {number(later_us / 1e3, 'ms')} later"
+    idle = "" if later_us else f"{idle}; "
     return Saving(
         "exposed-communication",
         saved_us,
         their_step_us,
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
-        f"{_ranks(named)}, which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
+        f"{_ranks(named)}, {enters}"
         f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}"
         f"{', though their own hosts are nearly as slow' if is_of_hosts else ''}",
         f"rank {named[0]}",
-        f"{idle}; the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
+        f"{idle}the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
         f"{'' if is_sure else parts}{_late_before(windows, named, lag, steps, unit)}",
         all_waiting=is_sure,
         all_hosts_us=all_hosts_us,
@@ -471,6 +499,13 @@ def _varies(run: Run) -> str:
     return ", as where the work of the ranks varies"
 
 
+def compress_hook(run: Run) -> str:
+    """The hook of DistributedDataParallel that reduces gradients in 16 bits which the GPU computes with itself."""
+    windows = window_rows(run)
+    gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
+    return f"{'fp16' if gpu.takes('bf16') is False else 'bf16'}_compress_hook"
+
+
 def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
     """How much of the time in collectives is spent waiting, as part of a sentence; and which ranks to look at."""
     waited, dtype = waited_for(run), gradient_dtype(run)
@@ -508,6 +543,6 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
     if dtype == "float32":
         return "", (
             "gradients are reduced in FP32, and 16 bits halve the bytes: "
-            "model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
+            f"model.register_comm_hook(None, default_hooks.{compress_hook(run)})"
         )
     return "", f"gradients are already reduced in {dtype}" if dtype else ""

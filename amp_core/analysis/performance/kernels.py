@@ -89,6 +89,8 @@ _WINDOW_NUMBERS = (
     "longer_function_us",
     "late_until_us",
     "lead_outside_us",
+    "began_us",
+    "pause_us",
     *REACHES,
 )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.collectives import started_apart
 from amp_core.analysis.performance.communication_savings import alone_savings, beside_backward_us
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
@@ -107,8 +108,13 @@ def _possible_savings(run: Run) -> Savings | None:
     )
     alone = alone_savings(run, rows, basis)
     late = next((c for c in alone if len(c.late_ranks) == 1 and c.share >= MIN_SAVED_FRAC), None)
-    # Where all wait longer for their own hosts, a late one is not what comes first, unless its GPU is slow.
-    if late is not None and not late.slower_ratio and late_host_us(windows, late) > late.saved_us:
+    # Where all wait longer for their own hosts, a late one is not what comes first, unless its GPU is slow. Of ranks
+    # that began apart, nothing in the traces makes one late.
+    if (
+        late is not None
+        and not late.slower_ratio
+        and (late_host_us(windows, late) > late.saved_us or started_apart(run))
+    ):
         late = None
     between_us = 0.0 if alone[0].late_ranks else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     idle = (
@@ -124,7 +130,7 @@ def _possible_savings(run: Run) -> Savings | None:
     # is in copies itself, but loading, by other processes, goes on.
     for_data = is_idle and basis.is_long(float(np.nan_to_num(cost.us("data"))))
     hidden_us = beside_backward_us(run, rows, basis) if is_idle else 0.0
-    alone = [_of_idle_device(c, hidden_us, for_data=for_data) if is_idle else c for c in alone]
+    alone = [_of_idle_device(c, hidden_us, between_us, for_data=for_data) if is_idle else c for c in alone]
     missing_us = max((c.waiting_us for c in alone if c.waiting_is_sure), default=0.0)
     idle = [replace(c, waits_for_ranks=0 < c.saved_us <= missing_us) for c in idle]
     of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
@@ -164,14 +170,23 @@ def _possible_savings(run: Run) -> Savings | None:
     )
 
 
-def _of_idle_device(saving: Saving, hidden_us: float, *, for_data: bool) -> Saving:
+def _of_idle_device(saving: Saving, hidden_us: float, between_us: float, *, for_data: bool) -> Saving:
     """A saving of communication or copies on a device that is mostly idle. `hidden_us` of communication stands alone
-    only since the host launches nothing beside it; `for_data`: the device waits for data."""
+    only since the host launches nothing beside it; `between_us` of it is idle time between collectives, which fewer
+    calls shorten at once; `for_data`: the device waits for data."""
     if saving.code == "copies":
         return replace(saving, waits_for_idle=for_data)
     if saving.late_ranks or saving.waiting_us or saving.waited_us:
         return saving
-    return replace(saving, waits_for_idle=True, saved_us=max(0.0, saving.saved_us - hidden_us))
+    saved_us = max(0.0, saving.saved_us - hidden_us)
+    if between_us and saved_us <= between_us / MIN_BETWEEN_FRAC:
+        what = f"{saving.what}; while the host is late, fewer calls save the idle time between them alone"
+        return replace(saving, what=what, saved_us=between_us)
+    return replace(saving, waits_for_idle=True, saved_us=saved_us)
+
+
+MIN_BETWEEN_FRAC = 0.9
+"""Share of idle time between collectives in what communication saves from which that is told as all of it."""
 
 
 MIN_CAPTURE_FRAC = 0.5

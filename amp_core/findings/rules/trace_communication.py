@@ -8,12 +8,14 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import (
     Transfer,
+    began_later_us,
     collective_rows,
     collective_table,
     has_all_ranks,
     longest_transfer,
     started_apart,
 )
+from amp_core.analysis.performance.communication_savings import compress_hook
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
@@ -78,6 +80,8 @@ def exposed_communication(run: Run) -> list[Finding]:
             remedy = _HOT_EXPERTS if is_of_experts else _SLOWER_GPUS
         elif remedy is late_remedy and started_apart(run):
             remedy = _STARTED_APART
+            if began_later_us(run):  # the title says so
+                remedy = replace(remedy, advice=remedy.advice.replace(_LATER_ONES, ""))
         if not late.all_waiting:
             remedy = replace(remedy, advice=_AND_TRANSFER)
         elif late.all_hosts_us and remedy is late_remedy:
@@ -97,7 +101,7 @@ def exposed_communication(run: Run) -> list[Finding]:
     hidden = _hidden_at_most(savings)
     if hidden:
         inference = replace(inference, advice=f"{inference.advice} {hidden}")
-    special = _special(run, own, name) or _functional(run, own, hidden, narrower=bool(narrower))
+    special = _special(run, own, name) or _functional(run, own, savings, hidden, narrower=bool(narrower))
     inference = special or inference
     if of_experts and special is None:
         inference = exchange
@@ -108,14 +112,14 @@ def exposed_communication(run: Run) -> list[Finding]:
         if name == "all_reduce" and _is_per_parameter(run):
             remedy = _BUCKETS
         elif name == "all_reduce" and _is_unsplit(rows) and not _is_bucket(run, rows):
-            remedy = _UNSPLIT
+            remedy = replace(_UNSPLIT, snippet=_UNSPLIT.snippet.replace("bf16_compress_hook", compress_hook(run)))
         elif name in ("all_gather", "reduce_scatter") and _is_in_optimizer(run, name):
             remedy = Remedy(_OPTIMIZER_SHARDS, _ASYNCHRONOUS[name])
         if special is not None:
             remedy = special
         elif savings is not None and _computes_us(savings) < MIN_SAVED_FRAC * savings.cost.step_us:
             remedy = _NOTHING_BESIDE
-        elif name == "all_reduce" and hidden and remedy not in (_BUCKETS, _UNSPLIT):
+        elif name == "all_reduce" and hidden and remedy.advice not in (_BUCKETS.advice, _UNSPLIT.advice):
             remedy = replace(_OUTLASTS, advice=f"{_OUTLASTS.advice} {hidden}")
         elif hidden:
             remedy = replace(remedy, advice=f"{remedy.advice} {hidden}")
@@ -186,7 +190,7 @@ def _special(run: Run, rows: pd.DataFrame, name: str) -> Remedy | None:
     return None
 
 
-def _functional(run: Run, rows: pd.DataFrame, hidden: str, *, narrower: bool) -> Remedy | None:
+def _functional(run: Run, rows: pd.DataFrame, savings: Savings | None, hidden: str, *, narrower: bool) -> Remedy | None:
     """Advice where most of the collectives are DTensor's or functional ones, which are asynchronous; None for others.
     `narrower`: whether fewer bits are; `hidden`: what is said of overlap."""
     kernels = kernel_rows(run)
@@ -194,10 +198,22 @@ def _functional(run: Run, rows: pd.DataFrame, hidden: str, *, narrower: bool) ->
     us = float(kernels["total_us"][kernels["top_op"].str.contains(_FUNCTIONAL_OPS)].sum())
     if us < MIN_FUNCTIONAL_FRAC * float(kernels["total_us"].sum()) or us <= 0:
         return None
+    if savings is not None and hidden and _free_us(savings) < MIN_HIDDEN_FRAC * _exposed_us(savings):
+        bits = "exchange 16 bits, or " if narrower else ""
+        smaller = f"{hidden} {_SMALLER.advice}{bits}use a faster link.{_OTHER_RANKS}"
+        return Remedy(smaller, _SMALLER.snippet if (rows["name"] == "all_gather").all() else _REDUCED_APART)
     also = ", shard the model differently, or exchange 16 bits" if narrower else ", or shard the model differently"
     return replace(_FUNCTIONAL, advice=f"{_FUNCTIONAL.advice}{also}.{f' {hidden}' if hidden else ''}{_OTHER_RANKS}")
 
 
+MIN_HIDDEN_FRAC = 0.1
+"""Share of exposed communication that overlap may hide from which it is advised on."""
+_SMALLER = Remedy(
+    "Make the transfer smaller: keep results sharded where the next layer or the loss can use them so, gather only "
+    "what is used, ",
+    "ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)   # the result stays sharded",
+)
+_REDUCED_APART = "RowwiseParallel(output_layouts=Shard(1))   # each rank keeps its part of the sum"
 MIN_FUNCTIONAL_FRAC = 0.5
 """Share of such collectives from which that is told."""
 _FUNCTIONAL_OPS = r"^(?:_?c10d_functional::|Redistribute)"
@@ -356,10 +372,11 @@ _SLOWER_GPUS = Remedy(
     "has more data.",
     "nvidia-smi --query-gpu=index,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active --format=csv -l 1",
 )
+_LATER_ONES = ", and later ones hardly wait"
 _STARTED_APART = Remedy(
-    "Nearly all of this is in the first collective, and later ones hardly wait: the ranks begin what was recorded at "
-    "different times, which tells nothing of a loop. Record several steps, after a warm-up.",
-    PROFILE,
+    f"Nearly all of this is in the first collective{_LATER_ONES}: the ranks begin what was recorded at different "
+    "times, which tells nothing of a loop. Record several steps, after a warm-up.",
+    PROFILE.format(activity="CUDA"),
 )
 _LATE_RANKS = Remedy(
     "Nearly all of this is waiting for ranks that enter the collectives late, which neither a faster network nor "

@@ -3,8 +3,11 @@
 import re
 from dataclasses import replace
 
+import pandas as pd
+
 from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named
 from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, numbers_of_import, window_rows
+from amp_core.analysis.performance.saving import Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import FIRST_PASS, IN_PIECES
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -92,6 +95,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _many_operators(run)
     if facts(run.head.environment, "profiler").get("with_stack"):
         return _HAS_STACKS
+    if pause_us := _pause_us(run):
+        return Remedy(_PAUSES.format(us=number(pause_us / 1e3, "ms")), GUIDE["host-bound"].snippet)
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
 
 
@@ -136,11 +141,7 @@ def _are_compiled_ahead(run: Run) -> bool:
 def _in_many_operators(run: Run) -> bool:
     """Whether the host is in operators while the device waits, in each step or a later one than the first, and in none
     of them for long."""
-    savings, windows = possible_savings(run), window_rows(run)
-    late = next((c.late_ranks[0] for c in savings.ranked if len(c.late_ranks) == 1), None) if savings else None
-    if late is not None:  # the finding is that of the late rank's host
-        windows = windows[windows["rank"] == late]
-    saving = next((c for c in savings.ranked if c.code == "host-bound"), None) if savings else None
+    saving, windows = _of_host(run)
     steps = float(windows["steps"].sum())
     is_later = windows["step"].min() > 0  # for which the program has warmed up
     if saving is None or saving.saved_us <= 0 or (steps < MIN_STEPS and not (steps and is_later)):
@@ -151,6 +152,30 @@ def _in_many_operators(run: Run) -> bool:
     return named_us < MIN_OF_ONE_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
 
 
+def _of_host(run: Run) -> tuple[Saving | None, pd.DataFrame]:
+    """The saving of this rule, and the rows of `window_rows` of the hosts that it is of: a late rank's alone."""
+    savings, windows = possible_savings(run), window_rows(run)
+    late = next((c.late_ranks[0] for c in savings.ranked if len(c.late_ranks) == 1), None) if savings else None
+    if late is not None:
+        windows = windows[windows["rank"] == late]
+    return next((c for c in savings.ranked if c.code == "host-bound"), None) if savings else None, windows
+
+
+def _pause_us(run: Run) -> float:
+    """How long the host does nothing that was recorded, equally long in each step, where that is most of the saving; 0
+    for others."""
+    saving, windows = _of_host(run)
+    us = float(windows["pause_us"].fillna(0.0).mean())
+    return us if saving is not None and us >= MIN_PAUSE_FRAC * saving.saved_us else 0.0
+
+
+MIN_PAUSE_FRAC = 0.5
+"""Share of the time in which the host should launch that is in one equally long pause per step from which that is what
+to look for."""
+_PAUSES = (
+    "In each step the host does nothing for the same {us}, in no operator and no call, as a sleep or a timeout would "
+    "be. Profile it with stacks, and leave the pause out, or wait for what it waits for."
+)
 MIN_STEPS = 2
 MAX_OUTSIDE_FRAC = 1 / 3
 """Share of the time in which the host should launch that may be in no operator where it is in many."""
