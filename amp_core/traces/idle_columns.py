@@ -48,6 +48,7 @@ def idle_columns(
         linked.returned_us[selected],
         linked.stream[selected],
         (trace.call_start[long], trace.call_end[long]),
+        trace.copies[selected],
     )
     explain = functools.partial(
         idle_causes,

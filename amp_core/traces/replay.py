@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.traces import intervals as times
+
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int32]
 
@@ -31,9 +33,9 @@ class Replay:
     order: npt.NDArray[np.int64]
     """Places of the work in the arrays that it is made of."""
     us: Floats
-    """How long each takes."""
+    """How long each takes; 0 for what stays as long as it is."""
     busy_us: float
-    """How long any of it ran."""
+    """How long any of the other work ran."""
     launched: Floats
     """When the host begins to launch each."""
     slack_us: Floats
@@ -62,11 +64,16 @@ class Replay:
         returned: Floats,
         streams: npt.NDArray[Any],
         waits: tuple[Floats, Floats],
+        stays: npt.NDArray[np.bool_] | None = None,
     ) -> "Replay":
         """Of work with start and end, start and end of the call that launched it, and stream; and of all calls, as
-        start and end, that may end when the device comes so far: waits, and launches that wait for room in a queue."""
+        start and end, that may end when the device comes so far: waits, and launches that wait for room in a queue.
+        `stays`: which work stays as long as it is where kernels are shorter, as copies."""
         order = np.argsort(starts, kind="stable")
+        shortens = np.ones(len(starts), dtype=bool) if stays is None else ~stays[order]
+        in_call = np.where(starts < returned, launched, np.nan)[order]
         # A call that returns after its work has ended waited for it.
+        waited = (returned >= ends)[order] | ~shortens
         back = np.where(returned >= ends, np.minimum(launched, returned), returned)
         ready = np.where(np.isfinite(returned) & (launched < starts), np.minimum(back, starts), -np.inf)[order]
         starts, ends, streams = starts[order], ends[order], streams[order]
@@ -80,10 +87,14 @@ class Replay:
         latest = np.where(np.isfinite(latest), latest, 0.0)  # nothing is known to be waited for
         of_wait = np.argsort(waits[1], kind="stable")
         ended = np.searchsorted(ends[by_end], waits[1][of_wait], side="right") - 1
+        waited_for = np.where(ended >= 0, by_end[ended], -1) if len(by_end) else ended.astype(np.int32)
+        began, own_call = _in_calls(in_call, waits[0][of_wait])
+        # A call in which its work began waited for that alone, and a launch not even for that.
+        waited_for[own_call] = np.where(waited[began], began, -1)
         return cls(
             order=order,
-            us=ends - starts,
-            busy_us=float((ends - np.maximum(starts, before)).clip(min=0.0).sum()),
+            us=np.where(shortens, ends - starts, 0.0),
+            busy_us=times.total(times.union(starts[shortens], ends[shortens])),
             launched=launched[order],
             slack_us=latest - ready,
             own=own,
@@ -94,7 +105,7 @@ class Replay:
             last_slack_us=ends[last].max(initial=-np.inf) - ends[last],
             wait_ends=waits[1][of_wait],
             wait_us=(waits[1] - waits[0])[of_wait],
-            waited_for=np.where(ended >= 0, by_end[ended], -1) if len(by_end) else ended.astype(np.int32),
+            waited_for=waited_for,
         )
 
     def sooner_us(self, shorter_us: Floats) -> float:
@@ -133,6 +144,17 @@ MIN_STREAM_FRAC = 0.1
 """Share of the work's time from which a stream tells when all of it ends: one of few copies does not."""
 
 
+def _in_calls(launched: Floats, calls: Floats) -> tuple[Places, npt.NDArray[np.bool_]]:
+    """The work whose launch began with each of the `calls` of which there is one, and which these are; a launch is NaN
+    where its work did not begin before the call returned."""
+    by_launch = np.argsort(launched, kind="stable").astype(np.int32)  # NaN comes last
+    at = np.minimum(np.searchsorted(launched[by_launch], calls), max(0, len(launched) - 1))
+    if not len(launched):
+        return by_launch, np.zeros(len(calls), dtype=bool)
+    is_launch = launched[by_launch][at] == calls
+    return by_launch[at[is_launch]], is_launch
+
+
 def _on_streams(streams: npt.NDArray[Any], us: Floats) -> tuple[Places, Places]:
     """The work before each on its stream, -1 for the first; and the last work of each stream with much of it."""
     own, last = np.full(len(streams), -1, np.int32), []
@@ -161,8 +183,8 @@ def _waited_for(starts: Floats, ends: Floats, before: Floats, ready: Floats, own
 
 
 SHORTER_FRACS = (0.25, 0.5, 0.75, 1.0)
-"""By how much shorter all work is taken to be, to see whether the end comes sooner; the last: it takes no time at all,
-so that the host alone decides."""
+"""By how much shorter all work but what stays as it is is taken to be, to see whether the end comes sooner; the last:
+it takes no time at all, so that the host decides."""
 REACHES = ("reach_frac", "reach_half_frac", "reach_most_frac", "reach_all_frac")
 """Columns of `windows`, one for each of these."""
 

@@ -52,12 +52,13 @@ MAX_OVER_RATIO = 1.02
 
 def _replayed_us(saved_us: float, windows: pd.DataFrame, basis: Basis) -> float:
     """By how much a step ends sooner, microseconds, if its kernels are shorter by so much in all: what a replay of the
-    launches tells, where all are shorter by the same share. All of it where launches are not known."""
+    launches tells, where all but copies are shorter by the same share. All of it where launches are not known."""
     known = windows[windows[list(REACHES)].notna().all(axis=1) & (windows["busy_us"] > 0)]
-    busy_us = basis.each_us(known["busy_us"])
+    of_each = (known["busy_us"] - known["copies_alone_us"].fillna(0.0)).clip(lower=0.0)
+    busy_us = basis.each_us(of_each)
     if not busy_us > 0 or len(known) < len(windows):
         return saved_us
-    fracs = [float((known[name] * known["busy_us"]).sum() / known["busy_us"].sum()) for name in REACHES]
+    fracs = [float((known[name] * of_each).sum() / of_each.sum()) for name in REACHES]
     shorter = np.array([0.0, *SHORTER_FRACS])
     reached = np.interp(saved_us / busy_us, shorter, shorter * np.array([1.0, *fracs]))
     return min(saved_us, float(reached) * busy_us)
