@@ -299,8 +299,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "reach_frac",
                     "f",
-                    "share of the time by which all work but copies is shorter, a quarter, that the window ends sooner, "
-                    "while the host launches as it does; null on a CPU and without launches",
+                    "share of the time by which all work but copies is shorter, a quarter, that the window ends "
+                    "sooner, while the host launches as it does; null on a CPU and without launches",
                 ),
                 _column("reach_half_frac", "f", "the same where it is shorter by half"),
                 _column("reach_most_frac", "f", "the same where it is shorter by three quarters"),

@@ -139,9 +139,7 @@ NEARLY_ALL_FRAC = 0.95
 """Share of the time in which the device waits for launches that is nearly all of it."""
 
 
-def _between_copies(
-    trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: DeviceSpans
-) -> times.Intervals:
+def _between_copies(trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: DeviceSpans) -> times.Intervals:
     """The gaps between two copies from or to memory that is not pinned in which the host is in calls that copy, but for
     less than `DISPATCH_US`: it copies between that memory and pinned memory of the driver. Small copies wait for the
     calls alone."""

@@ -219,7 +219,15 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     return config
 
 
-_COUNTED = ("captures", "graph_launches", "graph_builds", "compiled_calls", "pass_tokens", "host_peak_bytes")
+_COUNTED = (
+    "captures",
+    "graph_launches",
+    "graph_builds",
+    "compiled_calls",
+    "pass_tokens",
+    "host_peak_bytes",
+    "outer_frees",
+)
 """What is counted in a trace as a whole, by its name in `Trace`."""
 _FOUND = (
     *("captured_calls", "misclocked", "sampled", "unequal_products"),

@@ -53,6 +53,7 @@ from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_times
+from amp_core.traces.long_calls import outer_frees
 from amp_core.traces.long_views import LongView, long_view
 from amp_core.traces.loops import OperatorLoop, operator_loop
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
@@ -133,6 +134,8 @@ class Trace:
     """Calls that instantiate or change a graph."""
     compiled_calls: int = 0
     """Calls of compiled code."""
+    outer_frees: int = 0
+    """Long calls that free memory of a device outside of operators."""
     pass_tokens: int = 0
     """Tokens of the smallest pass that a serving engine marks."""
     captured_calls: CapturedCalls | None = None
@@ -397,6 +400,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         graph_builds=count_calls(events, GRAPH_BUILDS),
         compiled_calls=compiled_calls(events),
         pass_tokens=tokens_of_smallest_pass(events),
+        outer_frees=outer_frees(events, host),
         captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,
