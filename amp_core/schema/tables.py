@@ -493,7 +493,14 @@ TABLES: dict[str, Table] = {
                     "idle_copy_us",
                     "f",
                     "part of lead_us and of idle_us before late launches right before or after a copy to the device "
-                    "from memory that is not pinned, in gaps below 300 µs",
+                    "from memory that is not pinned, in gaps below 300 µs, or between two copies as in "
+                    "idle_copy_sync_us",
+                ),
+                _column(
+                    "idle_copy_sync_us",
+                    "f",
+                    "part of idle_sync_us between two copies of 64 KiB or more from or to memory that is not pinned, "
+                    "in gaps in which the host is in other than their calls for less than 300 µs",
                 ),
                 _column(
                     "idle_profiling_us",
@@ -523,9 +530,10 @@ TABLES: dict[str, Table] = {
                 _column(
                     "idle_sync_op",
                     "s",
-                    "operator in which the host waited before most of idle_sync_us; null outside operators",
+                    "operator in which the host waited before most of idle_sync_us without idle_copy_sync_us; null "
+                    "outside operators",
                 ),
-                _column("idle_syncs", "f", "synchronizations after which idle_sync_us lies"),
+                _column("idle_syncs", "f", "synchronizations after which idle_sync_us without idle_copy_sync_us lies"),
                 _column("idle_sync_op_us", "f", "part of idle_sync_us after its waits"),
                 _column(
                     "idle_wait_op",

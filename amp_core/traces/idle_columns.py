@@ -48,6 +48,8 @@ def idle_columns(
         linked.returned_us[selected],
         linked.stream[selected],
         (trace.call_start[long], trace.call_end[long]),
+        trace.copies[selected],
+        trace.communication[selected],
     )
     explain = functools.partial(
         idle_causes,
@@ -86,6 +88,9 @@ def idle_columns(
     longest["host_kernel"] = _longest_before(trace, selected, causes)
     after_us, held_us = np.zeros((2, len(trace.waits)))
     after_us[trace.waits] = causes.after_wait_us
+    between_copies = _between_copies(trace, selected, spans)
+    of_copies = trace.waits & _ends_in(between_copies, trace.call_end)
+    copy_sync_us, after_us[of_copies] = float(after_us[of_copies].sum()), 0.0
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
     longest |= {"idle_sync_op": longest_in(trace, after_us), "idle_wait_op": longest_in(trace, held_us)}
@@ -104,7 +109,8 @@ def idle_columns(
         "idle_graph_us": causes.graph_us,
         "idle_dispatch_us": causes.dispatch_us,
         "idle_elsewhere_us": times.overlap(own_idle, elsewhere),
-        "idle_copy_us": _beside_copies_us(trace, selected, spans, late),
+        "idle_copy_us": _beside_copies_us(trace, selected, spans, late, between_copies),
+        "idle_copy_sync_us": copy_sync_us,
         "longer_gap_steps": _steps_with(host, causes.host, spans),
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
         "late_until_us": _until_us(causes.late, spans.low),
@@ -118,7 +124,7 @@ def idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
-        **dict(zip(REACHES, reach_fracs(replay, ~(trace.copies | trace.communication)[selected]), strict=True)),
+        **dict(zip(REACHES, reach_fracs(replay), strict=True)),
     }
 
 
@@ -135,25 +141,66 @@ NEARLY_ALL_FRAC = 0.95
 """Share of the time in which the device waits for launches that is nearly all of it."""
 
 
+def _between_copies(trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: DeviceSpans) -> times.Intervals:
+    """The gaps between two copies from or to memory that is not pinned in which the host is in calls that copy, but for
+    less than `DISPATCH_US`: it copies between that memory and pinned memory of the driver. Small copies wait for the
+    calls alone."""
+    linked = trace.linked
+    copies = selected & trace.copies & _is_named(trace, _PAGEABLE)
+    moved = trace.events.moved_bytes
+    copies[copies] = [moved.get(work, 0.0) >= MIN_STAGED_BYTES for work in np.flatnonzero(copies).tolist()]
+    low, high = spans.idle
+    between = np.isin(low, linked.end_us[copies]) & np.isin(high, linked.start_us[copies])
+    if not between.any():
+        return times.NONE
+    calling = times.union(linked.launched_us[copies], linked.returned_us[copies])
+    low, high = low[between], high[between]
+    outside_us = high - low - (times.overlap_of_each(low, high, calling) if len(calling[0]) else 0.0)
+    return low[outside_us < DISPATCH_US], high[outside_us < DISPATCH_US]
+
+
+MIN_STAGED_BYTES = 2**16
+"""Size of copies up to which CUDA does not wait for those from memory that is not pinned."""
+
+
+def _ends_in(spans: times.Intervals, ends: times.Floats) -> npt.NDArray[np.bool_]:
+    """Which of these ends are in one of the `spans`."""
+    at = np.searchsorted(spans[1], ends, side="left")
+    inside = at < len(spans[0])
+    inside[inside] = spans[0][at[inside]] < ends[inside]
+    return inside
+
+
+def _is_named(trace: LinkedTrace, pattern: "re.Pattern[str]") -> npt.NDArray[np.bool_]:
+    """Which work has a name that contains the pattern."""
+    matches = np.array([pattern.search(text) is not None for text in trace.events.texts], dtype=bool)
+    named: npt.NDArray[np.bool_] = matches[trace.linked.name]
+    return named
+
+
 def _beside_copies_us(
-    trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: DeviceSpans, late: times.Intervals
+    trace: LinkedTrace,
+    selected: npt.NDArray[np.bool_],
+    spans: DeviceSpans,
+    late: times.Intervals,
+    between: times.Intervals,
 ) -> float:
-    """How much of the time in which the host launches too late, in gaps up to `DISPATCH_US`, is right before a copy
-    from memory that is not pinned, or right after it: the host is in the call that copies, or was until then."""
-    pageable = np.array([_PAGEABLE.search(text) is not None for text in trace.events.texts], dtype=bool)
+    """How much of the time in which the host launches too late is `between` two copies, or, in gaps up to
+    `DISPATCH_US`, right before a copy from memory that is not pinned, or right after it: the host is in the call that
+    copies, or was until then."""
     start, end = trace.linked.start_us[selected], trace.linked.end_us[selected]
-    copies = (trace.copies & pageable[trace.linked.name])[selected]
+    copies = (trace.copies & _is_named(trace, _FROM_PAGEABLE))[selected]
     low, high = spans.idle
     beside = np.isin(high, start[copies]) | np.isin(low, end[copies])
     found = low[beside], high[beside]
     before = (np.array([-np.inf]), np.array([spans.low])) if copies[start.argmin()] else times.NONE
-    beside_copies = times.intersection(late, times.merged(before, found))
+    beside_copies = times.intersection(times.without(late, between), times.merged(before, found))
     us = beside_copies[1] - beside_copies[0]
-    return float(us[us < DISPATCH_US].sum())
+    return float(us[us < DISPATCH_US].sum()) + times.overlap(late, between)
 
 
-_PAGEABLE = re.compile(r"Pageable -> Device")
-"""In the names of copies that the host begins, from memory that is not pinned."""
+_PAGEABLE, _FROM_PAGEABLE = re.compile(r"Pageable"), re.compile(r"Pageable -> Device")
+"""In the names of copies from or to memory that is not pinned, and of those that the host begins."""
 
 
 def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | None:

@@ -227,6 +227,7 @@ _COUNTED = (
     "compiled_regions",
     "pass_tokens",
     "host_peak_bytes",
+    "outer_frees",
 )
 """What is counted in a trace as a whole, by its name in `Trace`."""
 _FOUND = (

@@ -15,6 +15,7 @@ from amp_core.traces import intervals as times
 from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.host_spans import of_program
+from amp_core.traces.link import Host
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,14 @@ def _is_uncached(events: TraceEvents) -> bool:
     freed = (np.arange(len(calls)) < len(frees))[np.argsort(np.asarray(events.calls.start)[calls], kind="stable")]
     after_launches = int((freed[1:] & ~freed[:-1]).sum())
     return after_launches >= max(MIN_FREES, MIN_UNCACHED_FRAC * len(launches))
+
+
+def outer_frees(events: TraceEvents, host: Host) -> int:
+    """How many long calls that free memory are in no operator, as those of `empty_cache`. An allocator that runs short
+    of memory frees it in the operators that ask for more."""
+    frees = _called(events, _FREES)
+    us = np.asarray(events.calls.end)[frees] - np.asarray(events.calls.start)[frees]
+    return int(((host.op_of_call[frees] < 0) & (us >= LONG_CALL_US)).sum())
 
 
 def _longest_first_us(events: TraceEvents) -> float:

@@ -55,6 +55,7 @@ from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
 from amp_core.traces.link import link, optimizer_names
 from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_times
+from amp_core.traces.long_calls import outer_frees
 from amp_core.traces.long_views import LongView, long_view
 from amp_core.traces.loops import OperatorLoop, operator_loop
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
@@ -137,6 +138,8 @@ class Trace:
     """Calls of compiled code."""
     compiled_regions: int = 0
     """Pieces of code that are called compiled, where torch numbers them."""
+    outer_frees: int = 0
+    """Long calls that free memory of a device outside of operators."""
     pass_tokens: int = 0
     """Tokens of the smallest pass that a serving engine marks."""
     decoding: Decoding | None = None
@@ -407,6 +410,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_regions=compiled_regions(events),
         pass_tokens=tokens_of_smallest_pass(events),
         decoding=decoding(events, linked) if len(events.work) else None,
+        outer_frees=outer_frees(events, host),
         captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,

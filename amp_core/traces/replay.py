@@ -16,8 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.traces import intervals as times
+
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 
 _CHUNK = 100_000
 """Work that is handled at a time: Python's numbers take four times the memory."""
@@ -30,9 +33,10 @@ class Replay:
 
     order: npt.NDArray[np.int64]
     """Places of the work in the arrays that it is made of."""
-    starts: Floats
     us: Floats
-    """How long each takes."""
+    """How long each takes; 0 for copies and collectives, which faster kernels leave as long as they are."""
+    busy_us: float
+    """How long any of the others ran."""
     launched: Floats
     """When the host begins to launch each."""
     slack_us: Floats
@@ -61,11 +65,19 @@ class Replay:
         returned: Floats,
         streams: npt.NDArray[Any],
         waits: tuple[Floats, Floats],
+        copies: Bools | None = None,
+        collectives: Bools | None = None,
     ) -> "Replay":
-        """Of work with start and end, start and end of the call that launched it, and stream; and of all calls, as
-        start and end, that may end when the device comes so far: waits, and launches that wait for room in a queue."""
+        """Of work with start and end, start and end of the call that launched it, stream and kind, which
+        is that of other kernels where none is given; and of all calls, as start and end, that may end when the device
+        comes so far: waits, and launches that wait for room in a queue."""
         order = np.argsort(starts, kind="stable")
+        none = np.zeros(len(starts), dtype=bool)
+        copies, collectives = (none if kind is None else kind for kind in (copies, collectives))
+        shortens = ~(copies | collectives)[order]
+        in_call = np.where(starts < returned, launched, np.nan)[order]
         # A call that returns after its work has ended waited for it.
+        waited = ((returned >= ends) | copies)[order]
         back = np.where(returned >= ends, np.minimum(launched, returned), returned)
         ready = np.where(np.isfinite(returned) & (launched < starts), np.minimum(back, starts), -np.inf)[order]
         starts, ends, streams = starts[order], ends[order], streams[order]
@@ -78,10 +90,14 @@ class Replay:
         latest = np.where(np.isfinite(latest), latest, 0.0)  # nothing is known to be waited for
         of_wait = np.argsort(waits[1], kind="stable")
         ended = np.searchsorted(ends[by_end], waits[1][of_wait], side="right") - 1
+        waited_for = np.where(ended >= 0, by_end[ended], -1) if len(by_end) else ended.astype(np.int32)
+        began, own_call = _in_calls(in_call, waits[0][of_wait])
+        # A call in which its work began waited for that alone, and a launch not even for that.
+        waited_for[own_call] = np.where(waited[began], began, -1)
         return cls(
             order=order,
-            starts=starts,
-            us=ends - starts,
+            us=np.where(shortens, ends - starts, 0.0),
+            busy_us=times.total(times.union(starts[shortens], ends[shortens])),
             launched=launched[order],
             slack_us=latest - ready,
             own=own,
@@ -92,7 +108,7 @@ class Replay:
             last_slack_us=ends[last].max(initial=-np.inf) - ends[last],
             wait_ends=waits[1][of_wait],
             wait_us=(waits[1] - waits[0])[of_wait],
-            waited_for=np.where(ended >= 0, by_end[ended], -1) if len(by_end) else ended.astype(np.int32),
+            waited_for=waited_for,
         )
 
     def sooner_us(self, shorter_us: Floats) -> float:
@@ -129,6 +145,17 @@ class Replay:
 _NEVER = float("inf")
 MIN_STREAM_FRAC = 0.1
 """Share of the work's time from which a stream tells when all of it ends: one of few copies does not."""
+
+
+def _in_calls(launched: Floats, calls: Floats) -> tuple[Places, Bools]:
+    """The work whose launch began with each of the `calls` of which there is one, and which these are; a launch is NaN
+    where its work did not begin before the call returned."""
+    by_launch = np.argsort(launched, kind="stable").astype(np.int32)  # NaN comes last
+    at = np.minimum(np.searchsorted(launched[by_launch], calls), max(0, len(launched) - 1))
+    if not len(launched):
+        return by_launch, np.zeros(len(calls), dtype=bool)
+    is_launch = launched[by_launch][at] == calls
+    return by_launch[at[is_launch]], is_launch
 
 
 def _on_streams(streams: npt.NDArray[Any], us: Floats) -> tuple[Places, Places]:
@@ -171,15 +198,11 @@ REACHES = ("reach_frac", "reach_half_frac", "reach_most_frac", "reach_all_frac")
 """Columns of `windows`, one for each of these."""
 
 
-def reach_fracs(replay: Replay, kernels: npt.NDArray[np.bool_]) -> tuple[float, ...]:
+def reach_fracs(replay: Replay) -> tuple[float, ...]:
     """For each of `SHORTER_FRACS` how much sooner the work ends, as a share of the time by which the device is in
-    `kernels` for less; 1 without any."""
-    chosen = kernels[replay.order]
-    ends = np.where(chosen, replay.starts + replay.us, -np.inf)
-    before = np.concatenate([replay.starts[:1], np.maximum.accumulate(ends)[:-1]])
-    whole_us = float((ends - np.maximum(replay.starts, before))[chosen].clip(min=0.0).sum())
-    if not whole_us > 0:
+    kernels for less; 1 without any."""
+    if not replay.busy_us > 0:
         return (1.0,) * len(SHORTER_FRACS)
-    us = np.zeros_like(replay.us)
-    us[replay.order] = np.where(chosen, replay.us, 0.0)
-    return tuple(min(1.0, replay.sooner_us(frac * us) / (frac * whole_us)) for frac in SHORTER_FRACS)
+    us = np.empty_like(replay.us)
+    us[replay.order] = replay.us
+    return tuple(min(1.0, replay.sooner_us(frac * us) / (frac * replay.busy_us)) for frac in SHORTER_FRACS)

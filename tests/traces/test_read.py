@@ -99,6 +99,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_dispatch_us": 100,
         "idle_elsewhere_us": 0,
         "idle_copy_us": 0,
+        "idle_copy_sync_us": 0,
         "longer_gap_steps": 0,
         "longer_optimizer_us": 0,
         "longer_function": None,

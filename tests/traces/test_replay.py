@@ -7,11 +7,13 @@ from amp_core.traces.replay import Replay, reach_fracs
 
 
 def replay_of(*work, waits=()):
-    """Work as start, end, launch and stream; launches return at once. Waits as start and end."""
+    """Work as start, end, launch, stream, and anything more for a copy; launches return at once. Waits as start and
+    end."""
     starts, ends, launched = (np.array([one[place] for one in work], dtype=float) for place in range(3))
     streams = np.array([one[3] if len(one) > 3 else 7 for one in work])
     calls = np.array(waits, dtype=float).reshape(-1, 2)
-    return Replay.of(starts, ends, launched, launched + 1, streams, (calls[:, 0], calls[:, 1]))
+    copies = np.array([len(one) > 4 for one in work])
+    return Replay.of(starts, ends, launched, launched + 1, streams, (calls[:, 0], calls[:, 1]), copies)
 
 
 def lost(replay, *shorter):
@@ -24,12 +26,12 @@ JUST_IN_TIME = ((10, 110, 0), (150, 210, 148), (250, 310, 248))
 
 def test_what_a_queue_holds_begins_sooner():
     assert lost(replay_of(*QUEUED), 30, 20, 10) == 0
-    assert reach_fracs(replay_of(*QUEUED), np.ones(3, dtype=bool))[0] == 1
+    assert reach_fracs(replay_of(*QUEUED))[0] == 1
 
 
 def test_what_is_gained_before_a_late_launch_is_lost():
     assert lost(replay_of(*JUST_IN_TIME), 30, 20, 10) == 50
-    assert reach_fracs(replay_of(*JUST_IN_TIME), np.ones(3, dtype=bool))[0] == pytest.approx(60 / 220)
+    assert reach_fracs(replay_of(*JUST_IN_TIME))[0] == pytest.approx(60 / 220)
 
 
 def test_work_begins_no_sooner_than_it_was_launched():
@@ -53,10 +55,9 @@ def test_streams_do_not_hold_up_one_another():
 def test_a_stream_begins_sooner_with_the_one_that_it_waited_for():
     """A library's layers on streams of their own, then a copy on the first stream, for which the host waits."""
     layers = ((10, 110, 0, 21), (12, 108, 2, 22), (110, 210, 4, 21), (108, 208, 6, 22))
-    passes = replay_of(*layers, (212, 215, 8), (300, 400, 298, 21), waits=[(9, 216)])
+    passes = replay_of(*layers, (212, 215, 8, 7, "copy"), (300, 400, 298, 21), waits=[(9, 216)])
     assert lost(passes, 30, 30, 20, 20, 0, 0) == 100 - 50
-    assert reach_fracs(passes, np.arange(6) != 4)[0] == pytest.approx(1, rel=0.01)  # two of the layers run at a time
-    assert reach_fracs(passes, np.arange(6) == 4)[0] == 1
+    assert reach_fracs(passes)[0] == pytest.approx(1, rel=0.01)  # two of the layers run at a time
 
 
 def test_work_of_another_stream_that_ended_earlier_holds_back_what_is_left_of_it():
@@ -81,4 +82,4 @@ def test_work_whose_launch_is_not_known_holds_nothing_up():
 def test_nothing_is_lost_of_nothing():
     assert lost(replay_of(*QUEUED), 0, 0, 0) == 0
     empty = Replay.of(*(np.zeros(0) for _ in range(5)), (np.zeros(0), np.zeros(0)))
-    assert empty.sooner_us(np.zeros(0)) == 0 and set(reach_fracs(empty, np.zeros(0, dtype=bool))) == {1.0}
+    assert empty.sooner_us(np.zeros(0)) == 0 and set(reach_fracs(empty)) == {1.0}

@@ -32,7 +32,7 @@ from amp_core.analysis.performance.collectives import (
     with_late_launches,
 )
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import alone_loading_us, beside_copies_us
+from amp_core.analysis.performance.idle_savings import alone_loading_us, beside_copies
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     copies_on_own_streams,
@@ -82,10 +82,11 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     between = between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     many = basis.each_us(rows["count"][rows["category"] == "communication"])
     apart = f", and is idle for {step_share(between, cost)} between its {many:,.0f} collectives" if between else ""
-    idle_beside = beside_copies_us(windows, basis)
+    of_copies = beside_copies(windows, basis)
+    idle_beside = of_copies.late_us + of_copies.sync_us
     lead_us = basis.each_us(windows["lead_us"].fillna(0.0) - windows["lead_data_us"].fillna(0.0))
     idle_us = max(0.0, idle_beside - lead_us)
-    beside_copies = f"; right before and after, it is idle for {number(idle_beside / 1e3, 'ms')}" if idle_beside else ""
+    around = f"; right before and after, it is idle for {number(idle_beside / 1e3, 'ms')}" if idle_beside else ""
     only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
     transfer = longest_transfer(run) if not missing.words and not by_collective["last"].isna().all() else None
@@ -114,7 +115,7 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
             "copies",
             _shorter(run, copies, copying, _each_us(rows, basis), basis) + idle_us,
             cost.step_us,
-            f"The GPU {only} for {basis.taken(copies)}{_moved(copying, basis)}{beside_copies}",
+            f"The GPU {only} for {basis.taken(copies)}{_moved(copying, basis)}{around}",
             longest_name(copying, "name") or "copies",
             others=others(copying, "name"),
         ),

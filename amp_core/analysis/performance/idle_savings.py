@@ -5,6 +5,7 @@ host-bound 12700.0
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -56,10 +57,15 @@ class _Idle:
         """Idle time without that of loading data."""
         return float(np.nan_to_num(self.basis.cost.us("gaps")))
 
+    @cached_property
+    def of_copies(self) -> "BesideCopies":
+        """Idle time that is told with the copies."""
+        return beside_copies(self.windows, self.basis)
+
     @property
     def sync_us(self) -> float:
-        """Idle time after the host waited for the device."""
-        return min(self.gaps_us, self.us("idle_sync_us"))
+        """Idle time after the host waited for the device, in other than copies that are told themselves."""
+        return min(self.gaps_us, max(0.0, self.us("idle_sync_us") - self.of_copies.sync_us))
 
     @property
     def wait_us(self) -> float:
@@ -139,9 +145,9 @@ def _queued(idle: _Idle) -> Saving:
 def _late_launches(idle: _Idle, between_us: float) -> Saving:
     """What the device waits for launches: with launches that are slow one by one, or for something else."""
     run, windows, basis = idle.run, idle.windows, idle.basis
-    copying_us, loading_us = beside_copies_us(windows, basis), alone_loading_us(windows) / basis.steps
+    copying_us, loading_us = idle.of_copies.late_us, alone_loading_us(windows) / basis.steps
     others_us = idle.us("idle_latency_us", "idle_filling_us", "idle_elsewhere_us")
-    late_us = max(0.0, idle.gaps_us - idle.sync_us - idle.wait_us - others_us)
+    late_us = max(0.0, idle.gaps_us - idle.sync_us - idle.of_copies.sync_us - idle.wait_us - others_us)
     lead_us = idle.before_us - idle.us("lead_data_us")
     beside_us = idle.us("idle_profiling_us") + copying_us
     us = max(0.0, late_us - min(late_us, between_us) + lead_us + loading_us - beside_us)
@@ -249,21 +255,33 @@ def _number_of_syncs(number_of: float | None) -> str:
     return f"{mean_count(number_of)} synchronization{'s' if number_of != 1 else ''}"
 
 
-def beside_copies_us(windows: pd.DataFrame, basis: Basis) -> float:
-    """How long per step (or window) the host launches too late right beside copies from memory that is not pinned,
-    where that is most of such time and the copies are told themselves: it is told with them. 0 for others."""
-    us, lead_us, data_us, *others = (
+@dataclass(frozen=True)
+class BesideCopies:
+    """Idle time per step (or window) right beside copies from and to memory that is not pinned, microseconds."""
+
+    late_us: float = 0.0
+    """Because the host launches too late."""
+    sync_us: float = 0.0
+    """After the host waited for such a copy."""
+
+
+def beside_copies(windows: pd.DataFrame, basis: Basis) -> BesideCopies:
+    """The idle time beside copies, where it is most of the time in which the host launches too late or waited for such
+    copies, and the copies are told themselves: it is told with them. None of it for others."""
+    us, sync_us, lead_us, data_us, *others = (
         basis.each_us(windows[name].fillna(0.0))
-        for name in ("idle_copy_us", "lead_us", "lead_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us",
-                     "idle_filling_us", "idle_elsewhere_us")
+        for name in ("idle_copy_us", "idle_copy_sync_us", "lead_us", "lead_data_us", "idle_sync_us", "idle_wait_us",
+                     "idle_latency_us", "idle_filling_us", "idle_elsewhere_us")
     )  # fmt: skip
     late_us = max(0.0, float(np.nan_to_num(basis.cost.us("gaps"))) - sum(others)) + lead_us - data_us
     are_told = basis.is_long(np.nan_to_num(basis.cost.us("copy")))
-    return us if are_told and us >= MIN_BESIDE_COPIES_FRAC * late_us else 0.0
+    is_most = us + sync_us >= MIN_BESIDE_COPIES_FRAC * (late_us + sync_us)
+    return BesideCopies(us, sync_us) if are_told and is_most else BesideCopies()
 
 
 MIN_BESIDE_COPIES_FRAC = 0.5
-"""Share of the time in which the host launches too late that is beside copies from which it is that of the copies."""
+"""Share of the time in which the host launches too late, or waited for such copies, that is beside copies from which it
+is that of the copies."""
 
 
 def unknown_host(run: Run) -> str:

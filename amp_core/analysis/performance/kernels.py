@@ -64,6 +64,7 @@ _WINDOW_NUMBERS = (
     "idle_dispatch_us",
     "idle_elsewhere_us",
     "idle_copy_us",
+    "idle_copy_sync_us",
     "idle_between_waits_us",
     "launches_between_waits",
     "host_op_us",

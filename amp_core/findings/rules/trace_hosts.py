@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named
+from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named, unknown_host
 from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.saving import Saving
 from amp_core.analysis.performance.savings import possible_savings
@@ -59,6 +59,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _GRAPH_LAUNCHES
     if in_calls in (None, "graphs") and captured_anew(run):
         return _CAPTURED_ANEW
+    if in_calls == "allocation":
+        return _allocation(run) if on_cuda else replace(_allocation(run), snippet=_WARM_UP)
     if in_calls == "compiling" and _are_compiled_ahead(run):
         return _INTERNAL_FORMATS
     if in_calls == "torch.compile" and numbers_of_import(run, "compilations", "count") == [1]:
@@ -98,6 +100,31 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if pause_us := _pause_us(run):
         return Remedy(_PAUSES.format(us=number(pause_us / 1e3, "ms")), GUIDE["host-bound"].snippet)
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
+
+
+def _allocation(run: Run) -> Remedy:
+    """Advice for calls that allocate or free memory, without what does not happen here: pinned memory by the names of
+    the calls, `empty_cache` where all memory of the device is freed in operators."""
+    called = ", ".join(window_rows(run).query("host_call_kind == 'allocation'")["host_call"].dropna())
+    remedy = _CALLS["allocation"]
+    pinned = [_OF_PINNED.search(name) is not None for name in called.split(", ") if name]
+    if all(pinned) and pinned:
+        return _PINNED_ONCE
+    left_out = () if any(pinned) else (" allocate pinned buffers once,",)
+    if not run.head.config.get("outer_frees") and not unknown_host(run):
+        left_out += (" after empty_cache(),", " remove empty_cache(),")
+    advice = remedy.advice
+    for part in left_out:
+        advice = advice.replace(part, "")
+    return replace(remedy, advice=advice)
+
+
+_OF_PINNED = re.compile(r"Host(?:Alloc|Malloc|Free|Register|Unregister)|MallocHost|FreeHost")
+"""In the names of calls that allocate or free pinned memory."""
+_PINNED_ONCE = Remedy(
+    "Between launches the program allocates or frees pinned memory, which takes long. Allocate pinned buffers once.",
+    "host = torch.empty(shape, pin_memory=True)   # once, before the loop",
+)
 
 
 def _sleeps(run: Run) -> Remedy:

@@ -86,12 +86,35 @@ def fp32_products(run: Run) -> list[Finding]:
     told = [replace(f, advice=f.advice.replace("would be", "is")) if NOT_TAKEN in f.title else f for f in told]
     told = [_in_part(run, f) for f in told]
     rows = kernel_rows(run)
+    if _are_plain_products(rows):
+        return [_of_plain_products(f) for f in told]
     if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
         return told
     # What an embedding takes are numbers of rows, which 16 bits would change.
     return [replace(f, snippet=_CAST_INPUT.sub("model(x)", f.snippet)) for f in told]
 
 
+def _are_plain_products(rows: pd.DataFrame) -> bool:
+    """Whether a program does nothing but multiply tensors: no module, and no operator of a layer."""
+    operators = rows[["op", "top_op"]].isin(_PLAIN).all(axis=1) & (rows["module"] == "")
+    products = is_matrix(rows)
+    us, all_us = (float(one.sum()) for one in (rows["total_us"][products], rows["total_us"]))
+    return bool(operators[products].all() and us >= NEARLY_ALL_FRAC * all_us > 0)
+
+
+def _of_plain_products(finding: Finding) -> Finding:
+    """The finding with advice for products of tensors instead of a model."""
+    advice, snippet = finding.advice, finding.snippet
+    for dtype in ("bfloat16", "float16"):
+        snippet = snippet.replace(_IN_BF16.replace("bfloat16", dtype), f"c = a.to(torch.{dtype}) @ b.to(torch.{dtype})")
+    advice = advice.replace("Run the model", "Compute the products").replace("run the model", "compute the products")
+    return replace(finding, advice=advice, snippet=snippet)
+
+
+_PLAIN = ("aten::matmul", "aten::mm", "aten::bmm")
+"""Operators that multiply tensors, and what calls them where no layer does."""
+NEARLY_ALL_FRAC = 0.95
+"""Share of the products in the time of kernels from which a program does nothing else."""
 MIN_NARROW_FRAC = 0.2
 """Share of products in 16 or fewer bits in the time of all from which the others are told to be left over."""
 
