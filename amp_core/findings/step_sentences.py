@@ -17,6 +17,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.signals import facts
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.store.run import Run
@@ -262,6 +263,24 @@ def of_ranks(run: Run) -> str:
         return f"Where no rank is named, figures are means over {ranks} ranks."
     devices = windows["device"].nunique()
     return f"Figures are means over the {devices} devices of one process." if devices > 1 else ""
+
+
+MIN_QUEUED_FRAC = 0.25
+"""Share of a step that the host is ahead of its device as the recording begins from which that is told."""
+_LATE = ("launch-bound", "host-bound")
+
+
+def ahead_before(run: Run) -> str:
+    """That the host was far ahead of a device that now waits for it, when the recording began; else empty."""
+    savings, queued_us = possible_savings(run), run.head.config.get("queued_us")
+    if savings is None or not savings.ranked or savings.ranked[0].code not in _LATE or not savings.cost.steps:
+        return ""
+    if not isinstance(queued_us, int | float) or queued_us < MIN_QUEUED_FRAC * savings.cost.step_us:
+        return ""
+    return (
+        f"When the recording began, {number(queued_us / 1e3, 'ms')} of launched work were still queued: the host was "
+        "ahead then, so recording may be what makes it late. Time the step without the profiler first."
+    )
 
 
 def profilers_part(run: Run) -> str:

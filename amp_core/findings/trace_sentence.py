@@ -35,6 +35,7 @@ from amp_core.findings.repeated_work import (
 from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
+    ahead_before,
     captured_anew,
     few_long_steps,
     of_ranks,
@@ -70,7 +71,7 @@ def first_sentence(run: Run) -> str:
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
     told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
-    figures = (*again, profilers_part(run), uneven_steps(run), of_ranks(run))
+    figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
 
 

@@ -228,8 +228,9 @@ _COUNTED = (
     "pass_tokens",
     "host_peak_bytes",
     "outer_frees",
+    "queued_us",
 )
-"""What is counted in a trace as a whole, by its name in `Trace`."""
+"""What is counted or measured in a trace as a whole, by its name in `Trace`."""
 _FOUND = (
     *("captured_calls", "decoding", "misclocked", "sampled", "unequal_products"),
     *(

@@ -8,6 +8,7 @@
 Needs neither torch nor a GPU, and less memory than the size of the trace.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.few_operators import FewOperators, few_operators
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import FirstSizes, first_sizes
-from amp_core.traces.gpu_work import launches_without_work, link_work
+from amp_core.traces.gpu_work import LinkedWork, launches_without_work, link_work
 from amp_core.traces.graphs import (
     CAPTURES,
     GRAPH_BUILDS,
@@ -128,6 +129,8 @@ class Trace:
     """If it is unrecorded, and torch timed operators on the device: the longest there, and its share of the time."""
     earlier_us: float = 0.0
     """Time at the beginning of a trace without steps in which the device did what was launched before it."""
+    queued_us: float = 0.0
+    """For how long after the first event of the host the device did what was launched before the trace began."""
     captures: int = 0
     """Captures of graphs on the device."""
     graph_launches: int = 0
@@ -348,6 +351,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     times = step_times(events, host, clock)
     windows = trace_windows(events, host, linked, times)
     inside = launch_windows(windows, linked)
+    queued_us = _queued_us(events, linked)
     earlier_us = 0.0
     if len(events.work) and windows[0].first is None:
         earlier_us = windows[0].device_start - float(linked.start_us.min())
@@ -403,6 +407,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         host_part=longest_host_part(events, host, linked) if unrecorded else None,
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
+        queued_us=queued_us,
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),
@@ -450,6 +455,14 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         converted=events.converted,
         invalid=events.invalid,
     )
+
+
+def _queued_us(events: TraceEvents, linked: LinkedWork) -> float:
+    before = np.isneginf(linked.launched_us)
+    if not len(events.work) or not before.any():
+        return 0.0
+    began_us = min((min(of.start) for of in (events.spans, events.calls) if len(of)), default=math.inf)
+    return max(0.0, float(linked.end_us[before].max()) - began_us)
 
 
 _LOADERS = {

@@ -266,15 +266,18 @@ _COLUMNS += ["transfer_ms", "gb_per_s", "bound"]
 
 def rank_waiting(run: Run) -> pd.DataFrame:
     """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, stalled_ms (beyond the transfer after all
-    have entered), collectives (their number), last_frac (share of them that it enters last), kept_ms (how long each
-    other rank waits for it, on average), caused_ms (how long the second last rank waits for it: near ties cause
-    nothing); times per step. Empty if the traces of fewer than two ranks hold the same collectives."""
+    have entered), collectives (their number), last_frac (share of them that it enters last; where ranks enter nearly
+    together, none does), kept_ms (how long each other rank waits for it, on average), caused_ms (how long the second
+    last rank waits for it: near ties cause nothing); times per step. Empty if the traces of fewer than two ranks hold
+    the same collectives."""
     frame = collective_rows(run)
     frame = frame[frame["last"].notna()]
     per = 1e3 * _steps(run) / max(1, frame["rank"].nunique())
     waits = frame[frame["rank"] != frame["last"]]
     caused = waits.groupby([waits[key] for key in (*KEYS, "last")], dropna=False)["waiting_us"].min()
     caused_us = caused.groupby(level="last").sum()
+    longest_us = frame.groupby(KEYS, dropna=False)["waiting_us"].transform("max")
+    is_last = (frame["rank"] == frame["last"]) & (longest_us >= NEAR_TIE_FRAC * frame["transfer_us"])
     rows = []
     for rank, part in frame.groupby(frame["rank"].astype(int)):
         kept = frame[(frame["last"] == rank) & (frame["rank"] != rank)]
@@ -287,7 +290,7 @@ def rank_waiting(run: Run) -> pd.DataFrame:
                 "transfer_ms": part["transfer_us"].sum() / per,
                 "stalled_ms": part["stalled_us"].sum() / per,
                 "collectives": len(part),
-                "last_frac": float((part["last"] == rank).mean()),
+                "last_frac": float(is_last[part.index].mean()),
                 "kept_ms": kept["waiting_us"].sum() / per / others,
                 "caused_ms": caused_us.get(rank, 0.0) / per,
             }
@@ -308,6 +311,8 @@ def waited_for(run: Run) -> WaitedFor | None:
     return WaitedFor(rank, waiting_ms, last_frac, float(table["waiting_ms"].mean()), ranks)
 
 
+NEAR_TIE_FRAC = 0.05
+"""Share of the transfer up to which another rank's longer kernel may be due to how ranks leave a collective."""
 MIN_LAST_FRAC, MIN_KEPT_FRAC = 0.2, 0.25
 """A rank that enters at least this share of the collectives last, and for which the others wait at least that part of
 the longest wait, is late too."""

@@ -87,7 +87,7 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if is_compiled_code(finding.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
         if not isinstance(launches, int):
-            return _IN_COMPILED
+            return _BEFORE_KERNEL if _is_before_one_kernel(run) else _IN_COMPILED
         if is_in_pieces(run):
             return IN_PIECES
         return _BETWEEN_REPLAYS if isinstance(calls, int) and launches <= calls else _IN_GRAPHS
@@ -110,7 +110,7 @@ def _allocation(run: Run) -> Remedy:
     pinned = [_OF_PINNED.search(name) is not None for name in called.split(", ") if name]
     if all(pinned) and pinned:
         return _PINNED_ONCE
-    left_out = () if any(pinned) else (" allocate pinned buffers once,",)
+    left_out: tuple[str, ...] = () if any(pinned) else (" allocate pinned buffers once,",)
     if not run.head.config.get("outer_frees") and not unknown_host(run):
         left_out += (" after empty_cache(),", " remove empty_cache(),")
     advice = remedy.advice
@@ -125,6 +125,21 @@ _PINNED_ONCE = Remedy(
     "Between launches the program allocates or frees pinned memory, which takes long. Allocate pinned buffers once.",
     "host = torch.empty(shape, pin_memory=True)   # once, before the loop",
 )
+
+
+def _is_before_one_kernel(run: Run) -> bool:
+    """Whether nearly all of what a device waits for late launches is before those of one kernel, which has several."""
+    windows, savings = window_rows(run), possible_savings(run)
+    kernel, us = longest_named(windows, "host_kernel")
+    saving = savings.of("host-bound") if savings is not None else None
+    rows = kernel_rows(run, everything=True)
+    launches = float(rows["count"][rows["name"] == kernel].sum())
+    late_us = saving.saved_us * max(1.0, float(windows["steps"].fillna(0.0).sum())) if saving is not None else 0.0
+    return launches >= MIN_LAUNCHES_OF_ONE and us >= MIN_OF_ONE_KERNEL_FRAC * late_us > 0
+
+
+MIN_LAUNCHES_OF_ONE, MIN_OF_ONE_KERNEL_FRAC = 3, 0.8
+"""Launches of that kernel, and share of the time before them, from which its launches are what takes long."""
 
 
 def _sleeps(run: Run) -> Remedy:
@@ -301,8 +316,8 @@ _IN_FORWARD = Remedy(
 )
 _COPIES_AGAIN = Remedy(
     "The host copies tensors in this operator while the device waits. Copy what is reused, as weights, to the device "
-    "once, before the loop.",
-    "model = model.to(device)   # once\nx = x.to(device, non_blocking=True)",
+    "once, before the loop, and each batch from pinned memory.",
+    "model = model.to(device)   # once\nx = x.to(device, non_blocking=True)   # of a DataLoader with pin_memory=True",
 )
 _CONVERTS = Remedy(
     "The host converts or copies tensors in this operator while the device waits. Copy what is reused, as weights, to "
@@ -322,6 +337,12 @@ _IN_COMPILED = Remedy(
     "The host is in compiled code: Python that the compiler wrote checks guards and launches one kernel after the "
     "other. Let it capture CUDA graphs, which launch all of them at once.",
     'model = torch.compile(model, mode="reduce-overhead")',
+)
+_BEFORE_KERNEL = Remedy(
+    "Nearly all of that is before one kernel: the host is long in what comes before each of its launches, as building "
+    "descriptors, choosing a variant or a hook, or the profiler records its arguments. Time the step without the "
+    "profiler, and then that part.",
+    "with torch.profiler.profile(record_shapes=False, with_stack=False) as prof:\n    train_step(batch)",
 )
 _IN_GRAPHS = Remedy(
     "The host is in compiled code, of which a part is replayed as graphs: look for what is compiled or captured again, "
