@@ -105,9 +105,9 @@ def _allocation(run: Run) -> Remedy:
     pinned = [_OF_PINNED.search(name) is not None for name in called.split(", ") if name]
     if all(pinned) and pinned:
         return _PINNED_ONCE
-    left_out = () if any(pinned) else (" allocate pinned buffers once,",)
+    left_out = [] if any(pinned) else [" allocate pinned buffers once,"]
     if not run.head.config.get("outer_frees") and not unknown_host(run):
-        left_out += (" after empty_cache(),", " remove empty_cache(),")
+        left_out += [" after empty_cache(),", " remove empty_cache(),"]
     advice = remedy.advice
     for part in left_out:
         advice = advice.replace(part, "")
