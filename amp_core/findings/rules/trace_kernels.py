@@ -93,10 +93,8 @@ def fp32_products(run: Run) -> list[Finding]:
 
 def _are_plain_products(rows: pd.DataFrame) -> bool:
     """Whether a program does nothing but multiply tensors: no module, and no operator of a layer."""
-    operators = rows[["op", "top_op"]].isin(_PLAIN).all(axis=1) & (rows["module"] == "")
-    products = is_matrix(rows)
-    us, all_us = (float(one.sum()) for one in (rows["total_us"][products], rows["total_us"]))
-    return bool(operators[products].all() and us >= NEARLY_ALL_FRAC * all_us > 0)
+    plain = is_matrix(rows) & rows[["op", "top_op"]].isin(_PLAIN).all(axis=1) & (rows["module"] == "")
+    return bool(len(rows) and plain.all())
 
 
 def _without_model(rows: pd.DataFrame, findings: list[Finding]) -> list[Finding]:
@@ -116,8 +114,6 @@ def _without_model(rows: pd.DataFrame, findings: list[Finding]) -> list[Finding]
 _RUN_MODEL = re.compile(r"([Rr]un) the model")
 _PLAIN = ("aten::matmul", "aten::mm", "aten::bmm")
 """Operators that multiply tensors, and what calls them where no layer does."""
-NEARLY_ALL_FRAC = 0.95
-"""Share of the products in the time of kernels from which a program does nothing else."""
 MIN_NARROW_FRAC = 0.2
 """Share of products in 16 or fewer bits in the time of all from which the others are told to be left over."""
 
