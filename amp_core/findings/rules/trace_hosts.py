@@ -112,7 +112,7 @@ def _allocation(run: Run) -> Remedy:
         return _PINNED_ONCE
     left_out: tuple[str, ...] = () if any(pinned) else (" allocate pinned buffers once,",)
     if not run.head.config.get("outer_frees") and not unknown_host(run):
-        left_out += (" after empty_cache(),", " remove empty_cache(),")
+        left_out += [" after empty_cache(),", " remove empty_cache(),"]
     advice = remedy.advice
     for part in left_out:
         advice = advice.replace(part, "")

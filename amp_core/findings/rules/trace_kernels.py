@@ -66,7 +66,8 @@ def fp32_products(run: Run) -> list[Finding]:
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         _IN_BF16,
     )
-    gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), kernel_rows(run)["name"]
+    rows = kernel_rows(run)
+    gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), rows["name"]
     is_ampere = names.str.contains(_SINCE_AMPERE).any()
     if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
@@ -75,7 +76,7 @@ def fp32_products(run: Run) -> list[Finding]:
     elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
     else:
-        return findings
+        return _without_model(rows, findings)
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
     told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
@@ -84,10 +85,7 @@ def fp32_products(run: Run) -> list[Finding]:
         gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
         told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
     told = [replace(f, advice=f.advice.replace("would be", "is")) if NOT_TAKEN in f.title else f for f in told]
-    told = [_in_part(run, f) for f in told]
-    rows = kernel_rows(run)
-    if _are_plain_products(rows):
-        return [_of_plain_products(f) for f in told]
+    told = _without_model(rows, [_in_part(run, f) for f in told])
     if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
         return told
     # What an embedding takes are numbers of rows, which 16 bits would change.
@@ -96,25 +94,27 @@ def fp32_products(run: Run) -> list[Finding]:
 
 def _are_plain_products(rows: pd.DataFrame) -> bool:
     """Whether a program does nothing but multiply tensors: no module, and no operator of a layer."""
-    operators = rows[["op", "top_op"]].isin(_PLAIN).all(axis=1) & (rows["module"] == "")
-    products = is_matrix(rows)
-    us, all_us = (float(one.sum()) for one in (rows["total_us"][products], rows["total_us"]))
-    return bool(operators[products].all() and us >= NEARLY_ALL_FRAC * all_us > 0)
+    plain = is_matrix(rows) & rows[["op", "top_op"]].isin(_PLAIN).all(axis=1) & (rows["module"] == "")
+    return bool(len(rows) and plain.all())
 
 
-def _of_plain_products(finding: Finding) -> Finding:
-    """The finding with advice for products of tensors instead of a model."""
-    advice, snippet = finding.advice, finding.snippet
-    for dtype in ("bfloat16", "float16"):
-        snippet = snippet.replace(_IN_BF16.replace("bfloat16", dtype), f"c = a.to(torch.{dtype}) @ b.to(torch.{dtype})")
-    advice = advice.replace("Run the model", "Compute the products").replace("run the model", "compute the products")
-    return replace(finding, advice=advice, snippet=snippet)
+def _without_model(rows: pd.DataFrame, findings: list[Finding]) -> list[Finding]:
+    """The findings, with advice for products of tensors where a program has no model."""
+    if not _are_plain_products(rows):
+        return findings
+    told = []
+    for finding in findings:
+        snippet = finding.snippet
+        for dtype in ("bfloat16", "float16"):
+            product = f"c = a.to(torch.{dtype}) @ b.to(torch.{dtype})"
+            snippet = snippet.replace(_IN_BF16.replace("bfloat16", dtype), product)
+        told.append(replace(finding, advice=_RUN_MODEL.sub(r"\1 the products", finding.advice), snippet=snippet))
+    return told
 
 
+_RUN_MODEL = re.compile(r"([Rr]un) the model")
 _PLAIN = ("aten::matmul", "aten::mm", "aten::bmm")
 """Operators that multiply tensors, and what calls them where no layer does."""
-NEARLY_ALL_FRAC = 0.95
-"""Share of the products in the time of kernels from which a program does nothing else."""
 MIN_NARROW_FRAC = 0.2
 """Share of products in 16 or fewer bits in the time of all from which the others are told to be left over."""
 
