@@ -110,7 +110,7 @@ def _allocation(run: Run) -> Remedy:
     pinned = [_OF_PINNED.search(name) is not None for name in called.split(", ") if name]
     if all(pinned) and pinned:
         return _PINNED_ONCE
-    left_out: tuple[str, ...] = () if any(pinned) else (" allocate pinned buffers once,",)
+    left_out = [] if any(pinned) else [" allocate pinned buffers once,"]
     if not run.head.config.get("outer_frees") and not unknown_host(run):
         left_out += [" after empty_cache(),", " remove empty_cache(),"]
     advice = remedy.advice
