@@ -277,6 +277,10 @@ def ahead_before(run: Run) -> str:
         return ""
     if not isinstance(queued_us, int | float) or queued_us < MIN_QUEUED_FRAC * savings.cost.step_us:
         return ""
+    windows = window_rows(run)
+    calls_us, idle_us = (float(windows[name].fillna(0.0).sum()) for name in ("host_call_us", "idle_us"))
+    if calls_us > idle_us / 2:  # calls that allocate or load take long without a profiler, too
+        return ""
     return (
         f"When the recording began, {number(queued_us / 1e3, 'ms')} of launched work were still queued: the host was "
         "ahead then, so recording may be what makes it late. Time the step without the profiler first."

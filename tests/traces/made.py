@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from amp_core import load_run
+from amp_core import diagnose, load_run
 from amp_core.traces import Trace, import_traces, read_trace
 
 BASE = 1_700_000_000_000_000
@@ -181,6 +181,12 @@ def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB", capability=(7, 0), **hea
     properties = [{"name": gpu, "computeMajor": major, "computeMinor": minor}] if gpu else []
     document = trace.document(deviceProperties=properties, **head)
     return load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / "run"))
+
+
+def finding_of(run, code):
+    """The one finding of that code."""
+    (finding,) = [f for f in diagnose(run) if f.code == code]
+    return finding
 
 
 def runs_of(tmp_path, traces, **head):

@@ -5,14 +5,9 @@ import pytest
 from amp_core import diagnose
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import Made, run_of
+from tests.traces.made import Made, finding_of, run_of
 
 GRAPHS = 'mode="reduce-overhead"'
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 def short_kernels(*, waits=0, pause_us=0, benchmark=None, optimizers=()):

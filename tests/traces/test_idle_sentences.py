@@ -222,9 +222,9 @@ def test_compiled_code_of_forward_and_backward_is_one_place_with_the_kernel_it_l
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
     trace.op("Torch-Compiled Region: 0/1", 0, 10_000)
-    for at in (0, 4_000, 8_000):
+    for at, late in ((0, made.GEMM), (4_000, made.SIMT), (8_000, made.GEMM)):
         trace.kernel(made.RELU, at + 5, 100, at + 1)
-        trace.kernel(made.GEMM, at + 3_500, 300, at + 3_400)
+        trace.kernel(late, at + 3_500, 300, at + 3_400)
     trace.op("CompiledFunctionBackward", 12_000, backward_us)
     trace.kernel(made.RELU, 12_100, 100, 12_010)
     trace.kernel(made.GEMM, 12_000 + backward_us + 100, 300, 12_000 + backward_us - 10)

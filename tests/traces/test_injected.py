@@ -5,14 +5,9 @@ import pytest
 from amp_core import diagnose
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import Made, run_of, runs_of
+from tests.traces.made import Made, finding_of, run_of, runs_of
 
 OWN_REDUCE = "void all_reduce_two_shot_kernel<__nv_bfloat16, 4u, true>(char*)"
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 def throttled(*us_of_steps, marks=True):

@@ -10,15 +10,10 @@ from amp_core.analysis.performance.collectives import started_apart
 from amp_core.findings import first_sentence
 from amp_core.traces import read_trace
 from tests.traces import made
-from tests.traces.made import Made, run_of, runs_of
+from tests.traces.made import Made, finding_of, run_of, runs_of
 from tests.traces.test_collectives import collective
 
 PAGEABLE = "Memcpy HtoD (Pageable -> Device)"
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 @pytest.mark.parametrize(("op", "told"), [("mine::lookup_exact_cuda", True), ("mine::lookup_cuda_count", False)])

@@ -7,16 +7,11 @@ from amp_core import diagnose
 from amp_core.findings import first_sentence
 from amp_core.traces.thinned import sampled
 from tests.traces import made
-from tests.traces.made import GEMM, RELU, Made, run_of
+from tests.traces.made import GEMM, RELU, Made, finding_of, run_of
 from tests.traces.test_collectives import collective, ddp
 from tests.traces.test_collectives import run_of as run_of_ranks
 
 A100 = ("NVIDIA A100-SXM4-40GB", (8, 0))
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 @pytest.mark.parametrize("top_op", ["aten::conv1d", "aten::conv2d"])

@@ -10,13 +10,8 @@ from amp_core.findings import first_sentence
 from amp_core.traces import import_notes, import_traces, read_trace
 from amp_core.traces.replay import Replay
 from tests.findings.zoo.cpu_traces import looping
-from tests.traces.made import GEMM, NCCL, RELU, Made, run_of, write
+from tests.traces.made import GEMM, NCCL, RELU, Made, finding_of, run_of, write
 from tests.traces.test_collectives import collective
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 def of_job(rank, ranks):

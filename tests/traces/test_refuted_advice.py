@@ -6,7 +6,7 @@ from amp_core import diagnose, load_run
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
-from tests.traces.made import Made, products, run_of, write
+from tests.traces.made import Made, finding_of, products, run_of, write
 from tests.traces.test_collectives import ddp
 from tests.traces.test_collectives import run_of as run_of_ranks
 from tests.traces.test_exchanges import inference_with
@@ -14,11 +14,6 @@ from tests.traces.test_exchanges import inference_with
 EXCHANGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 DISPATCH = "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*)"
 COMBINE = "void deep_ep::internode_ll::combine<3, 10, 7168, 9>(void*, void*, int*)"
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("unsigned char", False), ("c10::Half", False), ("float", True)])

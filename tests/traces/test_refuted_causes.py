@@ -9,14 +9,9 @@ from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.findings import first_sentence
 from amp_core.schema import RunError
 from tests.traces import made
-from tests.traces.made import Made, run_of
+from tests.traces.made import Made, finding_of, run_of
 
 A100 = ("NVIDIA A100-SXM4-80GB", (8, 0))
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 @pytest.mark.parametrize(

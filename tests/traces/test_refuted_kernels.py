@@ -7,14 +7,9 @@ from amp_core import diagnose
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import Made, run_of
+from tests.traces.made import Made, finding_of, run_of
 
 A100 = ("NVIDIA A100-SXM4-80GB", (8, 0))
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 def operators(*of_each, every=100):

@@ -6,13 +6,7 @@ from amp_core import diagnose
 from amp_core.findings import first_sentence
 from tests.findings.zoo.cpu_traces import looping
 from tests.traces import made
-from tests.traces.made import Made, run_of
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
-
+from tests.traces.made import Made, finding_of, run_of
 
 SOLVER = ("aten::matmul", "aten::dot", "aten::div", "aten::mul", "aten::add")
 

@@ -6,18 +6,13 @@ from amp_core import diagnose
 from amp_core.analysis.performance.collectives import late_ranks, rank_waiting
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import GEMM, RELU, Made, run_of
+from tests.traces.made import GEMM, RELU, Made, finding_of, run_of
 from tests.traces.test_collectives import collective, ddp, in_first_launch
 from tests.traces.test_collectives import run_of as run_of_ranks
 from tests.traces.test_refuted_advice import exchanges
 
 EXCHANGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 TF32 = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_tn_align4>"
-
-
-def finding_of(run, code):
-    (finding,) = [f for f in diagnose(run) if f.code == code]
-    return finding
 
 
 def test_collectives_of_dtensor_are_asynchronous_already(tmp_path):

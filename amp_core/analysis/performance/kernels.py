@@ -369,8 +369,9 @@ def of_main(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
 MAX_TINY_BYTES, MIN_TINY_COPIES, MIN_TINY_FRAC = 64.0, 50.0, 0.1
 """Copies to the host of no more bytes read single values; from that many per step (or window) on, and that share of all
 launches, they are a loop."""
-MIN_OF_WAITS_FRAC = 0.8
-"""They are one, too, where so many of the host's waits are theirs."""
+MIN_OF_WAITS_FRAC, MAX_BETWEEN_VALUES = 0.8, 5.0
+"""They are one, too, where so many of the host's waits are theirs, with few launches between two of them: an engine
+reads a token after each pass."""
 
 
 def tiny_copies(run: Run) -> tuple[float, float]:
@@ -381,7 +382,8 @@ def tiny_copies(run: Run) -> tuple[float, float]:
     count = float(rows["count"].sum())
     per_step = count / max(1.0, float(windows["steps"].fillna(0.0).sum()) or float(len(windows)))
     is_loop = count >= MIN_TINY_FRAC * float(windows["launches"].sum())
-    is_loop |= count >= MIN_OF_WAITS_FRAC * float(windows["idle_syncs"].fillna(0.0).sum()) > 0
+    few = bool((windows["launches_between_waits"].fillna(0.0) <= MAX_BETWEEN_VALUES).all())
+    is_loop |= few and count >= MIN_OF_WAITS_FRAC * float(windows["idle_syncs"].fillna(0.0).sum()) > 0
     if per_step < MIN_TINY_COPIES or not is_loop:
         return 0.0, 0.0
     return per_step, float(rows["moved_bytes"].sum()) / count

@@ -316,9 +316,14 @@ _IN_FORWARD = Remedy(
 )
 _COPIES_AGAIN = Remedy(
     "The host copies tensors in this operator while the device waits. Copy what is reused, as weights, to the device "
-    "once, before the loop, and each batch from pinned memory.",
-    "model = model.to(device)   # once\nx = x.to(device, non_blocking=True)   # of a DataLoader with pin_memory=True",
+    "once, before the loop.",
+    "model = model.to(device)   # once\nx = x.to(device, non_blocking=True)",
 )
+_COPIES_AGAIN_OR_BATCHES = Remedy(
+    f"{_COPIES_AGAIN.advice.removesuffix('.')}, and each batch from pinned memory.",
+    f"{_COPIES_AGAIN.snippet}   # of a DataLoader with pin_memory=True",
+)
+"""Where the names of copies do not tell from which memory they are, as on NPUs."""
 _CONVERTS = Remedy(
     "The host converts or copies tensors in this operator while the device waits. Copy what is reused, as weights, to "
     "the device once, before the loop, and convert on the device.",
@@ -330,7 +335,11 @@ def _copies_again(run: Run) -> Remedy:
     """Advice for tensors that are copied, and where recorded types tell so converted, again and again."""
     converting = run.ops[run.ops["cast_bytes"] > 0].sort_values("cast_bytes")
     dtype = str(converting["in_dtypes"].iloc[-1]).partition(",")[0] if len(converting) else ""  # of the target
-    return replace(_CONVERTS, snippet=_CONVERTS.snippet.format(dtype=dtype)) if dtype else _COPIES_AGAIN
+    if dtype:
+        return replace(_CONVERTS, snippet=_CONVERTS.snippet.format(dtype=dtype))
+    rows = kernel_rows(run, everything=True)
+    told = rows["name"][rows["category"] == "memcpy"].str.contains("Pinned|Pageable").any()
+    return _COPIES_AGAIN if told else _COPIES_AGAIN_OR_BATCHES
 
 
 _IN_COMPILED = Remedy(

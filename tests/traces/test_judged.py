@@ -1,0 +1,154 @@
+"""What judges of unseen traces refuted, or missed: decoding, replays, split products, and hosts that were ahead."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.analysis.performance.collectives import rank_waiting
+from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, finding_of, run_of
+from tests.traces.test_collectives import ddp
+from tests.traces.test_collectives import run_of as ranks_of
+
+H100 = ("NVIDIA H100 80GB HBM3", (9, 0))
+HALF = ["c10::BFloat16"] * 2
+
+
+def decoding(mark, kernel=made.GEMM, product_us=80):
+    """Ten passes, each one launch of a graph that holds a product and a small kernel."""
+    trace = Made()
+    for number in range(10):
+        at = 100 * number
+        trace.event("mark", mark, at, 90, 1)
+        trace.event("call", "cudaGraphLaunch", at + 1, 4, 1, correlation=number + 1)
+        for name, start, us in ((kernel, at + 10, product_us), (made.RELU, at + 10 + product_us, 90 - product_us)):
+            trace.event("kernel", name, start, us, "stream 7", correlation=number + 1, device=0, stream=7)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("mark", "says"),
+    [
+        ("execute_context_0(0)_generation_4(4)", "10 passes decode 4 tokens each: products in 16 bits take 8"),
+        ("step[DECODE bs=1]", "10 passes decode 1 token each: products in 16 bits take 8"),
+        ("step[DECODE bs=128]", ""),
+        ("execute_context_1(512)_generation_0(0)", ""),
+    ],
+)
+def test_passes_that_decode_few_tokens_read_every_weight_for_them(tmp_path, mark, says):
+    sentence = first_sentence(run_of(tmp_path, decoding(mark), *H100))
+    assert sentence.startswith(says or "GEMM/conv takes 80.8 %") and ("speculative decoding" in sentence) == bool(says)
+
+
+def test_short_products_are_not_told_to_bound_what_decodes(tmp_path):
+    run = run_of(tmp_path, decoding("step[DECODE bs=1]", product_us=20), *H100)
+    assert "speculative decoding" not in first_sentence(run)
+
+
+@pytest.mark.parametrize(("gpu", "told"), [(H100, True), (("NVIDIA A100-SXM4-80GB", (8, 0)), False)])
+def test_fp8_is_told_where_products_of_16_bits_are_all_that_is_left(tmp_path, gpu, told):
+    sentence = first_sentence(run_of(tmp_path, decoding("pass"), *gpu))
+    assert ("in FP8, which this GPU multiplies 2.0 × as fast by the data sheet" in sentence) == told
+
+
+@pytest.mark.parametrize(("graphs", "told"), [(0, True), (1, False)])
+def test_replays_of_graphs_are_no_loop_over_small_operators(tmp_path, graphs, told):
+    """Before each replay torch fills the state of random numbers."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 3000, 1)
+    trace.op("aten::relu", 0, 5)
+    for number in range(40):
+        at = 10 + 50 * number
+        trace.op("aten::fill_", at, 20)
+        for _ in range(graphs):
+            trace.event("call", "cudaGraphLaunch", at + 22, 5, 1, correlation=1000 + number)
+    trace.kernel(made.GEMM, 10, 2900, 2)
+    assert ("A loop of Python runs aten::fill_" in first_sentence(run_of(tmp_path, trace))) == told
+
+
+def test_a_product_that_its_operator_splits_counts_once(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 0, 40, **{"Input Dims": [[4096, 4096]] * 2, "Input type": HALF})
+    for part in range(4):
+        trace.kernel(made.GEMM, 100 + 200 * part, 200, 2 + 5 * part)
+    (row,) = matrix_ops(run_of(tmp_path, trace, *H100)).to_dict("records")
+    assert row["count"] == 1 and row["flops"] == 2 * 4096**3
+
+
+@pytest.mark.parametrize(("regions", "breaks"), [((0, 0), False), ((0, 1), True)])
+def test_calls_of_one_compiled_graph_show_no_break(tmp_path, regions, breaks):
+    trace = Made()
+    for number in range(10):
+        at = 200 * number
+        if number % 2:
+            trace.op(f"Torch-Compiled Region: {regions[number // 2 % 2]}/0", at, 20)
+        trace.kernel("triton_poi_fused_add_0", at + 10, 5, at + 2)
+    advice = finding_of(run_of(tmp_path, trace), "launch-bound").advice
+    assert ("what breaks its graph" in advice) == breaks and ("no break of a graph shows" in advice) != breaks
+
+
+@pytest.mark.parametrize(("copies", "one_by_one"), [(60, True), (20, False)])
+def test_values_that_most_waits_read_are_copied_one_by_one(tmp_path, copies, one_by_one):
+    """Many more kernels run, which the host launches before it reads the values."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 12_000, 1)
+    for number in range(800):
+        trace.kernel(made.RELU, 900 + 4 * number, 4, number, call_us=0.5)
+    at = 4_200
+    for number in range(60):
+        if number < copies:
+            trace.op("aten::is_nonzero", at, 40)
+            trace.kernel("Memcpy DtoH (Device -> Pageable)", at + 30, 2, at + 2, sort="copy", call_us=35)
+            trace.events[-1]["args"]["bytes"] = 1
+        else:
+            trace.event("call", "cudaStreamSynchronize", at, 40, 1, correlation=9_000 + number)
+        trace.kernel(made.RELU, at + 60, 3, at + 50)
+        at += 100
+    titles = " ".join(finding.title for finding in diagnose(run_of(tmp_path, trace)))
+    assert ("60 copies of 1 byte on average to the host" in titles) == one_by_one
+
+
+@pytest.mark.parametrize(
+    ("gpu", "says"), [("AMD Instinct MI300X", "preferred_rocm_fa_library"), (H100[0], "SDPBackend")]
+)
+def test_attention_on_amd_has_other_implementations(tmp_path, gpu, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 100_000, 1)
+    shapes = [[8, 4096, 16, 64]] * 3
+    trace.op("aten::_flash_attention_forward", 1, 8, **{"Input Dims": shapes, "Input type": HALF * 2})
+    flash = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, cutlass::bfloat16_t> >"
+    trace.kernel("attn_fwd" if "AMD" in gpu else flash, 10, 99_000, 2)
+    finding = finding_of(run_of(tmp_path, trace, gpu, (9, 4) if "AMD" in gpu else (9, 0)), "slow-products")
+    assert says in finding.snippet
+
+
+@pytest.mark.parametrize(("queued_us", "told"), [(600, True), (100, False)])
+def test_a_host_that_was_ahead_before_the_recording_is_told(tmp_path, queued_us, told):
+    trace = Made()
+    trace.event("kernel", made.GEMM, 0, queued_us, "stream 7", correlation=1, device=0, stream=7)
+    for step in range(3):
+        at = 1000 * step
+        trace.event("mark", f"ProfilerStep#{step}", at, 1000, 1)
+        for number in range(4):
+            trace.kernel(made.GEMM, at + 650 + 90 * number, 20, at + 640 + 90 * number)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("were still queued: the host was ahead then" in sentence) == told
+
+
+@pytest.mark.parametrize(("later_us", "last"), [(40, 1.0), (2, 0.0)])
+def test_ranks_that_enter_nearly_together_are_not_last(tmp_path, later_us, last):
+    run = ranks_of(tmp_path, ddp((300, 750)), ddp((300 + later_us, 750 + later_us), rank=1))
+    assert rank_waiting(run).set_index("rank").loc[1, "last_frac"] == last
+
+
+def test_a_host_that_is_long_before_each_launch_of_one_kernel_is_not_told_to_capture_graphs(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    trace.op("Torch-Compiled Region: 0/1", 0, 19_000)
+    for at in (0, 4_000, 8_000, 12_000):
+        trace.kernel(made.RELU, at + 5, 100, at + 1)
+        trace.kernel(made.GEMM, at + 3_500, 300, at + 3_400)
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert "before one kernel" in finding.advice and "reduce-overhead" not in finding.snippet
