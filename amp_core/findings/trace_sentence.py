@@ -20,6 +20,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
 from amp_core.findings.few_rows import few_rows, in_8_bits
+from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
@@ -164,10 +165,12 @@ def _first_sentence(run: Run) -> str:
         idle = at_start and not passes_sentence(run) and busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
-        writes = scattered(run, savings)
-        is_first = writes is not None and writes.frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
-        first = f"{writes.sentence} " if writes is not None and is_first else ""
-        whole += f" {writes.sentence}" if writes is not None and not is_first else ""
+        by_place = [one for one in (scattered(run, savings), gathered_matrices(run, savings)) if one is not None]
+        by_place.sort(key=lambda one: one.frac, reverse=True)
+        is_first = bool(by_place) and by_place[0].frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
+        sentences = [one.sentence for one in by_place]
+        first = f"{sentences[0]} " if is_first else ""
+        whole += "".join(f" {sentence}" for sentence in sentences[1 if is_first else 0 :])
         known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
         known += " while the device waits" if _is_larger_behind(savings) else ""
         saving = f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"

@@ -152,3 +152,17 @@ def test_a_host_that_is_long_before_each_launch_of_one_kernel_is_not_told_to_cap
         trace.kernel(made.GEMM, at + 3_500, 300, at + 3_400)
     finding = finding_of(run_of(tmp_path, trace), "host-bound")
     assert "before one kernel" in finding.advice and "reduce-overhead" not in finding.snippet
+
+
+@pytest.mark.parametrize(("tokens", "told"), [(256, True), (16, False)])
+def test_matrices_that_are_copied_for_each_row_are_told(tmp_path, tokens, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::index", 0, 8, **{"Input Dims": [[16, 512, 1024], []], "Input type": ["c10::BFloat16", ""]})
+    trace.kernel("void at::native::vectorized_gather_kernel<16, long>", 20, 600, 2)
+    dims = [[tokens, 1, 512], [tokens, 512, 1024]]
+    trace.op("aten::bmm", 10, 8, **{"Input Dims": dims, "Input type": HALF})
+    trace.kernel(made.GEMM, 620, 300, 12)
+    sentence = first_sentence(run_of(tmp_path, trace, *H100))
+    says = "aten::index takes 60.0 % of the step: it copies a matrix of 512 × 1024 for each of 256 products, from 16"
+    assert sentence.startswith(says) == told and ("it copies a matrix" in sentence) == told

@@ -6,12 +6,12 @@
 
 import pandas as pd
 
-_TURNING = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw"
+_TURNING = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|^batched_transpose_\d+x\d+_pack"
 
 
 def layout_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Those of `kernel_rows` that turn NCHW to NHWC or back. Concatenations and copies of other operators change the
-    layout too, but not for convolutions; MIOpen's SubTensorOp fills and casts."""
+    layout too, but not for convolutions; MIOpen's SubTensorOp fills and casts, and its batched transposes are these."""
     of_convolution = rows["op"].str.contains("conv(?!ert)", regex=True) & ~rows["name"].str.startswith("SubTensorOp")
     return rows[rows["name"].str.contains(_TURNING) | ((rows["category"] == "layout") & of_convolution)]
 
