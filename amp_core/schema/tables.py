@@ -277,7 +277,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "op_calls",
                     "i",
-                    "calls of the operator that launch it; one may launch it several times, as for parts of a product",
+                    "of a product: calls of its operator that launch it first; one call may launch several, as for "
+                    "parts; 0 for other kernels",
                 ),
             ),
         ),

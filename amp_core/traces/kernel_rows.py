@@ -104,7 +104,7 @@ def kernel_rows(
         np.where(chosen, linked.own_us, 0.0) for chosen in (_is_lone(events, linked), of_scores(events, linked))
     )
     away = fused_away_us(events, host, linked)
-    calls = _first_of_calls(linked)
+    calls = _first_products(events, linked)
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -206,13 +206,13 @@ def _is_lone(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
     return lone
 
 
-def _first_of_calls(linked: LinkedWork) -> npt.NDArray[np.bool_]:
-    """By work: whether no other of its name comes before it in the same call of its operator, which may split a product
-    into several launches."""
-    first = linked.op < 0
-    known = np.flatnonzero(~first)
-    names = int(linked.name.max(initial=0)) + 1
-    first[known[np.unique(linked.op[known].astype(np.int64) * names + linked.name[known], return_index=True)[1]]] = True
+def _first_products(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.bool_]:
+    """By work: whether it is the first product that a call of its operator launches, which may launch several."""
+    product = np.array([classify_kernel(text).category in GEMM_CATEGORIES for text in events.texts], dtype=bool)
+    first = product[linked.name]
+    known = np.flatnonzero(first & (linked.op >= 0))
+    first[known] = False
+    first[known[np.unique(linked.op[known], return_index=True)[1]]] = True
     return first
 
 

@@ -122,10 +122,9 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     """Matrix kernels grouped by operator and answer: the columns of the kernel of most time, total_us,
     calls, launches, and `answers` (number of answers for the same operator).
 
-    The largest number of calls that launch one of its kernels is that of all; where calls are not recorded, each is
-    taken to launch each of its matrix kernels once.
+    Where calls are not recorded, each is taken to launch each of its matrix kernels once, so that the largest count of
+    a kernel is their number.
     """
-    matrix = matrix.assign(of_calls=matrix["op_calls"].fillna(matrix["count"]))
     matrix = matrix.sort_values("total_us", ascending=False, kind="stable")
     by_answer = matrix.groupby([*_KEYS, "tensor_core"], sort=False)["total_us"].transform("sum")
     whole = matrix.groupby(_KEYS, sort=False)["total_us"].transform("sum")
@@ -134,8 +133,10 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     answer.index = matrix.index
     matrix = matrix.assign(tensor_core=matrix["tensor_core"].where(by_answer >= MINOR_FRAC * whole, answer))
     keys = [*_KEYS, "tensor_core"]
-    each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["of_calls"].sum()
+    each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["count"].sum()
     calls = each.groupby(level=[*keys, *_WINDOW], sort=False, dropna=False).max()
+    recorded = matrix.groupby([*keys, *_WINDOW], sort=False, dropna=False)["op_calls"].sum(min_count=1)
+    calls = recorded.where(recorded > 0).fillna(calls)
     counted = calls.groupby(level=keys, sort=False).sum().rename("calls").reset_index()
     sums = matrix.groupby(keys, sort=False, as_index=False).agg(us=("total_us", "sum"), launches=("count", "sum"))
     longest = matrix.drop_duplicates(keys).drop(columns=["total_us", "count"])

@@ -148,19 +148,21 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
     worst = ops.loc[wins.idxmax()]
+    alike = ops[(ops["op"] == worst["op"]) & (ops["sizes"] == worst["sizes"])]  # in other modules or layers
+    its_frac = float((alike["of_peak_frac"] * alike["total_us"]).sum() / alike["total_us"].sum())
     # Products on several streams at a time take no longer together than their part of the step.
     of_step = min(1.0, float(basis.cost.us(*MATRIX_PARTS)) / max(basis.each_us(ops["total_us"]), MIN_KERNEL_US))
     total = basis.each_us(ops["total_us"]) * of_step
     kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
     cores, _ = core_names(basis.cost.device_name)
     best_us = best[ops.index.get_loc(wins.idxmax())]
-    reach = float(worst["of_peak_frac"] * worst["total_us"] / best_us)
+    reach = float(worst["of_peak_frac"] * worst["total_us"] / best_us)  # of arithmetic that memory lets through
     # With little work per byte, moving the matrices once takes longer than the products.
     allowed = f", where memory allows {percent(reach)}" if reach < SLOW_PEAK_FRAC else ""
     what = (
         f"{kinds.subject} below {percent(SLOW_PEAK_FRAC)} of the peak of the {cores} {kinds.verb} "
         f"{basis.taken(total)}, {worst['op']} ({worst['sizes']}) runs at "
-        f"{percent(worst['of_peak_frac'])}{allowed}"
+        f"{percent(its_frac)}{allowed}"
     )
     saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
     saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), str(worst["padded"]))

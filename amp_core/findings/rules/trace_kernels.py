@@ -229,6 +229,8 @@ def slow_products(run: Run) -> list[Finding]:
     if is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
         remedy = _LARGE_ON_AMD if remedy is _LARGE_PRODUCTS else remedy
         remedy = _ATTENTION_ON_AMD if remedy is _LARGE["attention"] else remedy
+    if remedy is _ALIGNED["bmm"] and not _has_softmax(run, findings[0].where):
+        remedy = _SMALL_BATCHES
     if "attention" in findings[0].where and (few := _FEW.search(findings[0].title)) and int(few[1]) < MIN_OF_TILE:
         remedy = _PARTS_OF_TILES
     if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
@@ -236,6 +238,16 @@ def slow_products(run: Run) -> list[Finding]:
     elif remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
         remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+
+
+def _has_softmax(run: Run, op: str) -> bool:
+    """Whether a softmax takes a share of the time of that operator's products that it does in attention."""
+    rows = kernel_rows(run)
+    softmax_us, products_us = (float(rows["total_us"][rows["op"] == name].sum()) for name in (SOFTMAX, op))
+    return softmax_us >= MIN_SOFTMAX_FRAC * products_us > 0
+
+
+MIN_SOFTMAX_FRAC = 0.1
 
 
 def _is_in_fp32(run: Run, op: str) -> bool:
@@ -337,6 +349,12 @@ _ALIGNED = {
     ),
 }
 """Advice by the operator where no size needs padding."""
+_SMALL_BATCHES = Remedy(
+    "The products of a batch are too small for this GPU, and padding gains nothing. Merge those that share a matrix "
+    "into one larger product.",
+    "y = x.flatten(0, 1) @ weight   # one product, instead of one for each of the batch",
+)
+"""Without a softmax about as long, they are none of attention."""
 
 
 @rule(
@@ -425,6 +443,27 @@ _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 
 
 def _memory_bound(run: Run) -> list[Finding]:
+    """The finding, with advice on what is compiled already, and without smaller dtypes where these are in use."""
+    findings = _on_compiled(run)
+    if findings and _is_in_16_bits(run):
+        findings = [replace(f, advice=f.advice.replace(_SMALLER, "")) for f in findings]
+    return findings
+
+
+def _is_in_16_bits(run: Run) -> bool:
+    """Whether nearly all kernels that memory bounds are of types of 16 bits, as their names or inputs tell."""
+    rows = kernel_rows(run)
+    rows = rows[rows["category"].isin(["norm", "elementwise", "reduction"])]
+    half = rows["name"].str.contains(_HALF) | rows["in_dtypes"].str.contains(_HALF)
+    return float(rows["total_us"][half].sum()) >= MIN_HALF_FRAC * float(rows["total_us"].sum()) > 0
+
+
+_SMALLER, MIN_HALF_FRAC = ", as do smaller dtypes", 0.9
+_HALF = r"(?i)bfloat16|c10::Half|__half"
+"""In the names of types of 16 bits."""
+
+
+def _on_compiled(run: Run) -> list[Finding]:
     findings = saving_finding(run, "memory-bound-kernels")
     if findings and findings[0].where == SOFTMAX and has_attention_in_steps(kernel_rows(run)):
         in_steps = _attention_in_steps(run)
