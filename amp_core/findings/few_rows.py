@@ -50,9 +50,9 @@ def _decoding(run: Run, savings: Savings) -> str:
     rows, wall_us = kernel_rows(run), float(window_rows(run)["wall_us"].sum())
     products = rows[is_matrix(rows) & (rows["category"] != "attention")]
     share = float(products["total_us"].sum()) / wall_us
-    if share < MIN_OF_STEP_FRAC:
-        return ""
     each = f"{tokens:,.0f} token{'s' if tokens != 1 else ''}"
+    if share < MIN_OF_STEP_FRAC:
+        return _short_kernels(run, savings, passes, each)
     wide = products[products["precision"].isin(["fp16", "bf16"])]
     wide_frac = float(wide["total_us"].sum()) / wall_us
     sizes = "in 16 bits " if wide_frac >= MIN_ALL_WIDE_FRAC * share else ""
@@ -62,6 +62,29 @@ def _decoding(run: Run, savings: Savings) -> str:
     return (
         f"{passes:,.0f} passes decode {each} each: products {sizes}take {percent(share)} of the {savings.unit} and "
         f"read every weight for so few rows, {_REMEDIES}.{left}"
+    )
+
+
+MIN_KERNELS_OF_PASS, MAX_SHORT_US, MIN_IDLE_FRAC = 100.0, 10.0, 0.1
+"""Kernels of a pass, their mean length, and share of the step between them, from which short kernels are what a pass
+that decodes is made of."""
+
+
+def _short_kernels(run: Run, savings: Savings, passes: float, each: str) -> str:
+    """That passes that decode are made of short kernels, with the device idle between them; else empty."""
+    windows, rows = window_rows(run), kernel_rows(run)
+    ranks = max(1, windows["rank"].nunique())
+    count, us = (
+        float(rows["count"].sum()) / ranks / passes,
+        float(rows["total_us"].sum() / max(1.0, rows["count"].sum())),
+    )
+    idle_frac = float(windows["idle_us"].fillna(0.0).sum() / windows["wall_us"].sum())
+    if count < MIN_KERNELS_OF_PASS or us > MAX_SHORT_US or idle_frac < MIN_IDLE_FRAC:
+        return ""
+    return (
+        f"{passes:,.0f} passes decode {each} each, in {count:,.0f} kernels of {number(us)} µs on average, and between "
+        f"these the device is idle for {percent(idle_frac)} of the {savings.unit}: more requests per pass make them "
+        "longer, and fused kernels make them fewer."
     )
 
 

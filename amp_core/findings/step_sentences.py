@@ -32,6 +32,9 @@ MIN_STEPS = 3
 
 def few_long_steps(run: Run) -> str:
     """A sentence on a few steps that take so much more than the others that they come first; empty for others."""
+    ms = _step_ms(run, 2)
+    if len(ms) == 2:
+        return _of_two(ms)
     ms = _step_ms(run)
     _, longer = _apart(ms)
     is_main = len(longer) and _beyond_frac(ms, longer) >= MIN_FIRST_FRAC
@@ -67,14 +70,27 @@ MAX_FEW_FRAC = 1 / 3
 MAX_NAMED_STEPS = 4
 
 
-def _step_ms(run: Run) -> "pd.Series[float]":
-    """The time of each step of a trace, the mean over its ranks in milliseconds; none for few steps."""
+def _of_two(ms: "pd.Series[float]") -> str:
+    """That one of two steps takes far longer; else empty."""
+    shorter, longer = float(ms.min()), float(ms.max())
+    if longer < MIN_FIRST_RATIO * shorter:
+        return ""
+    share = percent((longer - shorter) / (longer + shorter))
+    return (
+        f"Of the two steps, step {ms.idxmax():.0f} takes {number(longer, 'ms')}, the other {number(shorter, 'ms')}: "
+        f"{share} of the time is what one of them does alone, as a validation, a checkpoint or a set-up. Figures per "
+        "step are means."
+    )
+
+
+def _step_ms(run: Run, least: int = MIN_STEPS) -> "pd.Series[float]":
+    """The time of each step of a trace, the mean over its ranks in milliseconds; none for fewer steps."""
     if not is_trace(run):
         return pd.Series(dtype=float)
     frame = run.steps
     frame = frame[np.isfinite(frame["step_ms"].astype(float))]
     ms = frame.groupby("step")["step_ms"].mean()
-    return ms if len(ms) >= MIN_STEPS and float(ms.median()) > 0 else ms[:0]
+    return ms if len(ms) >= least and float(ms.median()) > 0 else ms[:0]
 
 
 def _apart(ms: "pd.Series[float]") -> "tuple[pd.Series[float], pd.Series[float]]":

@@ -68,7 +68,7 @@ from amp_core.findings.launch_remedies import (
 )
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
-from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
+from amp_core.findings.snippets import FIND_WAITS, FIND_WAITS_FOR_EVENTS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
 from amp_core.findings.trace_findings import for_what_runs, saving_finding
 from amp_core.findings.trace_sentence import may_lack_model
@@ -242,7 +242,7 @@ def launch_remedy(run: Run) -> Remedy | None:
         larger = ", or use larger batches" if between > MAX_OF_LOOP else ""
         return Remedy(
             f"{WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first{larger}.",
-            TIME_BY_EVENTS if waits_for_device(run) else FIND_WAITS,
+            find_waits(run),
         )
     if on_cuda and graphs and _replays_one_graph(run):
         return BESIDE_GRAPH
@@ -294,6 +294,14 @@ _RECURRENT_OPS = (
 def _is_fused(rows: pd.DataFrame) -> bool:
     """Whether a fused optimizer runs, or none."""
     return bool(unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any())
+
+
+def find_waits(run: Run) -> str:
+    """A snippet that finds the waits of a trace, or does without them, by the call that most of them are."""
+    if waits_for_device(run):
+        return TIME_BY_EVENTS
+    of_events = str(run.head.config.get("sync_call")).endswith("EventSynchronize")
+    return FIND_WAITS_FOR_EVENTS if of_events else FIND_WAITS
 
 
 def waits_for_device(run: Run) -> bool:

@@ -173,12 +173,16 @@ def _first_sentence(run: Run) -> str:
         whole += "".join(f" {sentence}" for sentence in sentences[1 if is_first else 0 :])
         known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
         known += " while the device waits" if _is_larger_behind(savings) else ""
-        saving = f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)}).{whole}{hint}"
+        saving = f"{_alone(savings, largest, known)}{whole}{hint}"
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"{first}One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
                 f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}. Beside it, the l{saving}"
             )
+        copies, copied_us = savings.of("copies"), float(np.nan_to_num(savings.cost.us("copy")))
+        are_main = copies not in (None, largest) and copied_us > MIN_MAIN_FRAC * savings.cost.step_us
+        if copies is not None and are_main and largest.share < MAX_SMALL_FRAC:
+            return f"{first}{copies.what}. Beside that, the l{_alone(savings, largest, known)}{hint}"
         work = matrix_work(run, savings)
         if largest.share < MAX_SMALL_FRAC and work.frac > MIN_MAIN_FRAC and largest.code not in _OF_PRODUCTS:
             it = "it" if len(work.kinds.fracs) == 1 else "them"
@@ -188,6 +192,11 @@ def _first_sentence(run: Run) -> str:
             )
         return f"{first}L{saving}"
     return no_saving(run, savings)
+
+
+def _alone(savings: Savings, largest: Saving, known: str) -> str:
+    """The largest saving as a sentence, without its first letter."""
+    return f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)})."
 
 
 MIN_REPEATS = 3
@@ -255,7 +264,8 @@ def _late_beside(savings: Savings, largest: Saving) -> str:
 
 
 MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
-"""Where less than the first of the step can be saved, products that take more than the second are told before that."""
+"""Where less than the first of the step can be saved, products or copies that take more than the second are told before
+that."""
 _OF_PRODUCTS = ("fp32-products", "slow-products")
 """Savings whose sentence tells what products take."""
 

@@ -69,7 +69,7 @@ def linked_trace(events: TraceEvents, host: Host, linked: LinkedWork, kernels: R
     for step, on, category, us in zip(*(kernels[c] for c in ("step", "device", "category", "total_us")), strict=True):
         if category == "cast":
             cast_us[step, on] = cast_us.get((step, on), 0.0) + us
-    waits = waiting_calls(events)
+    waits = waiting_calls(events) & host.launching
     repeated = waits_after_copies(events, host, waits, linked.blocking_calls)
     waits[linked.blocking_calls] = True
     # A graph whose work the profiler did not record may run in any gap.

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core import phases
+from amp_core.traces.collect import LAUNCHES
 from amp_core.traces.events import MARK, OP, STEP, TraceEvents
 from amp_core.traces.marks import MODULE, PHASE
 
@@ -59,6 +60,8 @@ class Host:
     ends."""
     marks: dict[int, list[tuple[float, float]]]
     """Outermost spans that mark a phase, by region."""
+    launching: npt.NDArray[np.bool_]
+    """Which calls are on a thread that launches work; another one may wait for results meanwhile."""
     loop_thread: int = -1
     """The thread that runs the loop."""
     steps_inferred: bool = False
@@ -81,6 +84,7 @@ def link(events: TraceEvents) -> Host:
         modules=[],
         steps=[],
         marks={region: [] for region in range(len(PHASES))},
+        launching=_on_launching_threads(events),
     )
     thread = np.concatenate([np.asarray(spans.thread), np.asarray(calls.thread)])
     start = np.concatenate([np.asarray(spans.start), np.asarray(calls.start)])
@@ -102,6 +106,18 @@ def link(events: TraceEvents) -> Host:
     _split_closures(host, events)
     _drop_unfinished_step(host, events)
     return host
+
+
+MIN_LAUNCHING_FRAC = 0.01
+"""Share of the launches from which a thread is one that launches."""
+
+
+def _on_launching_threads(events: TraceEvents) -> npt.NDArray[np.bool_]:
+    thread = np.asarray(events.calls.thread, dtype=np.int64)
+    launches = np.array([LAUNCHES.search(text) is not None for text in events.texts], dtype=bool)
+    count = np.bincount(thread[launches[np.asarray(events.calls.name, dtype=np.int64)]], minlength=events.threads + 1)
+    result: npt.NDArray[np.bool_] = (count >= MIN_LAUNCHING_FRAC * count.sum())[thread]
+    return result
 
 
 def _of_all_ranks(steps: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from amp_core.traces.collect import LAUNCHES
 from amp_core.traces.events import OP, TraceEvents
-from amp_core.traces.graphs import GRAPH_LAUNCHES
+from amp_core.traces.graphs import CAPTURES, GRAPH_LAUNCHES, count_calls
 from amp_core.traces.link import DATA, OPTIMIZER, WATCH, Host
 from amp_core.traces.operators import COMPILED, is_range, is_view, operator_category
 
@@ -80,6 +80,8 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
         low, high, _ = host.steps[len(host.steps) // 2]
         inside = (start >= low) & (end <= high)
         chosen, start, end = chosen[inside], start[inside], end[inside]
+    if count_calls(events, CAPTURES) and not count_calls(events, GRAPH_LAUNCHES):  # what is captured runs once
+        return None
     chosen, start, end = chosen[:_MAX_CALLS], start[:_MAX_CALLS], end[:_MAX_CALLS]
     if len(chosen) < MIN_PASSES:
         return None

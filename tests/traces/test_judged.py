@@ -166,3 +166,71 @@ def test_matrices_that_are_copied_for_each_row_are_told(tmp_path, tokens, told):
     sentence = first_sentence(run_of(tmp_path, trace, *H100))
     says = "aten::index takes 60.0 % of the step: it copies a matrix of 512 × 1024 for each of 256 products, from 16"
     assert sentence.startswith(says) == told and ("it copies a matrix" in sentence) == told
+
+
+@pytest.mark.parametrize(("softmax_us", "says"), [(60, "scaled_dot_product_attention"), (3, "flatten(0, 1)")])
+def test_products_of_batches_without_a_softmax_are_none_of_attention(tmp_path, softmax_us, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::bmm", 1, 8, **{"Input type": HALF, "Input Dims": [[8, 8, 64], [8, 64, 8]]})
+    trace.kernel(made.GEMM, 20, 400, 2)
+    trace.op("aten::_softmax", 10, 8)
+    trace.kernel("void softmax_warp_forward<float>", 420, softmax_us, 12)
+    assert says in finding_of(run_of(tmp_path, trace, *H100), "slow-products").snippet
+
+
+def test_copies_at_the_rate_of_the_link_come_before_what_little_the_host_is_late(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.kernel("Memcpy HtoD (Pinned -> Device)", 110, 870, 100, sort="copy")
+    trace.events[-1]["args"]["bytes"] = 52_000_000
+    trace.kernel(made.RELU, 981, 18, 104)
+    sentence = first_sentence(run_of(tmp_path, trace, *H100))
+    assert sentence.startswith("The GPU only copies and fills for") and "Beside that, the largest" in sentence
+
+
+@pytest.mark.parametrize(("launches_too", "waits"), [(True, True), (False, False)])
+def test_waits_of_a_thread_that_launches_nothing_are_none_of_the_loop(tmp_path, launches_too, waits):
+    """A thread of its own waits for results, while the loop launches, now and then too late."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 4000, 1)
+    for number in range(10):
+        at = 400 * number
+        trace.kernel(made.RELU, at + 100, 150, at + 90)
+        trace.event("call", "cudaEventSynchronize", at - 100 if number else 0, 180, 5, correlation=900 + number)
+        if launches_too:
+            trace.kernel(made.RELU, at + 250, 5, at + 85, thread=5)
+    titles = " ".join(finding.title for finding in diagnose(run_of(tmp_path, trace)))
+    assert ("synchronizations with the host" in titles) == waits
+
+
+def test_a_loop_that_is_captured_runs_once(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 3000, 1)
+    trace.event("call", "cudaStreamBeginCapture", 0, 2, 1, correlation=5)
+    for number in range(40):
+        trace.op("aten::fill_", 10 + 50 * number, 20)
+    trace.kernel(made.GEMM, 10, 2900, 2)
+    assert "A loop of Python" not in first_sentence(run_of(tmp_path, trace))
+
+
+@pytest.mark.parametrize(("shape", "says"), [([8, 128, 12, 64], "without contiguous()"), ([512, 512], "transpose(-2")])
+def test_activations_are_not_told_to_be_laid_out_once(tmp_path, shape, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::contiguous", 0, 9)
+    trace.op("aten::copy_", 1, 7, **{"Input Dims": [shape, shape], "Input type": HALF})
+    trace.kernel("void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda>", 20, 400, 3)
+    trace.op("aten::mm", 10, 8, **{"Input type": HALF})
+    trace.kernel(made.GEMM, 420, 500, 12)
+    assert says in finding_of(run_of(tmp_path, trace, *H100), "layout-copies").snippet
+
+
+@pytest.mark.parametrize(("longer_us", "told"), [(9_000, True), (4_000, False)])
+def test_one_of_two_steps_that_takes_far_longer_comes_first(tmp_path, longer_us, told):
+    trace = Made()
+    for step, start, us in ((3, 0, longer_us), (4, longer_us, 3_000)):
+        trace.event("mark", f"ProfilerStep#{step}", start, us, 1)
+        trace.op("aten::convolution", start + 10, us - 500)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.startswith("Of the two steps, step 3 takes 9.00 ms, the other 3.00 ms: 50.0 % of the time") == told

@@ -501,10 +501,13 @@ def _varies(run: Run) -> str:
 
 
 def compress_hook(run: Run) -> str:
-    """The hook of DistributedDataParallel that reduces gradients in 16 bits which the GPU computes with itself."""
+    """The hook of DistributedDataParallel that reduces gradients in 16 bits which the device computes with itself. That
+    of BF16 is refused where torch is not built for NVIDIA's or AMD's GPUs (`_check_comm_hook`)."""
     windows = window_rows(run)
-    gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
-    return f"{'fp16' if gpu.takes('bf16') is False else 'bf16'}_compress_hook"
+    device = str(windows["device"].iloc[0])
+    gpu = profiled_gpu(run, device, str(windows["device_name"].iloc[0]))
+    takes_bf16 = device.startswith("cuda") and gpu.takes("bf16") is not False
+    return f"{'bf16' if takes_bf16 else 'fp16'}_compress_hook"
 
 
 def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, on_gpu
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
-from amp_core.findings.trace_launches import COALESCE, launch_bound_of_trace, waits_for_device
+from amp_core.findings.trace_launches import COALESCE, find_waits, launch_bound_of_trace, waits_for_device
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -205,6 +205,7 @@ def _syncs_of_trace(run: Run) -> list[Finding]:
         known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), ONE_COPY)
     else:
         known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), _copying(run))
+    other = replace(other, snippet=find_waits(run))
     remedied = [(f, known.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
 

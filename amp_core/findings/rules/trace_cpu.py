@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.idle_savings import IN_ONE_GAP
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.layouts import layout_copies as copies_for_layout
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     HALTED,
@@ -364,7 +366,28 @@ def layout_copies(run: Run) -> list[Finding]:
     """`layout-copies`: tensors that are copied for their layout."""
     rows = _rows(run)
     part = layout_part(rows) if len(rows) else None
-    return [cpu_finding(run, part)] if part is not None else saving_finding(run, "layout-copies")
+    if part is not None:
+        return [cpu_finding(run, part)]
+    findings = saving_finding(run, "layout-copies")
+    if findings and _copies_activations(run):
+        findings = [replace(f, advice=_OF_ACTIVATIONS.advice, snippet=_OF_ACTIVATIONS.snippet) for f in findings]
+    return findings
+
+
+def _copies_activations(run: Run) -> bool:
+    """Whether most of what is copied has three dimensions or more, as no weight of a linear layer has."""
+    copies = copies_for_layout(kernel_rows(run))
+    ranks = copies["in_shapes"].map(lambda text: max(map(len, tensor_shapes(text)), default=0))
+    us = copies["total_us"]
+    return bool(us[ranks >= MIN_ACTIVATION_DIMENSIONS].sum() > us.sum() / 2)
+
+
+MIN_ACTIVATION_DIMENSIONS = 3
+_OF_ACTIVATIONS = Remedy(
+    "The elements lie in another order than the next operator takes. Keep one memory format for model and input, and "
+    "leave out contiguous() where the next operator takes strides, as attention and products do.",
+    "y = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))   # without contiguous()",
+)
 
 
 @rule(

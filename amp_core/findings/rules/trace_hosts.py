@@ -323,7 +323,7 @@ _COPIES_AGAIN_OR_BATCHES = Remedy(
     f"{_COPIES_AGAIN.advice.removesuffix('.')}, and each batch from pinned memory.",
     f"{_COPIES_AGAIN.snippet}   # of a DataLoader with pin_memory=True",
 )
-"""Where the names of copies do not tell from which memory they are, as on NPUs."""
+"""Of a training, where the names of copies do not tell from which memory they are, as on NPUs."""
 _CONVERTS = Remedy(
     "The host converts or copies tensors in this operator while the device waits. Copy what is reused, as weights, to "
     "the device once, before the loop, and convert on the device.",
@@ -339,7 +339,8 @@ def _copies_again(run: Run) -> Remedy:
         return replace(_CONVERTS, snippet=_CONVERTS.snippet.format(dtype=dtype))
     rows = kernel_rows(run, everything=True)
     told = rows["name"][rows["category"] == "memcpy"].str.contains("Pinned|Pageable").any()
-    return _COPIES_AGAIN if told else _COPIES_AGAIN_OR_BATCHES
+    savings = possible_savings(run)
+    return _COPIES_AGAIN if told or savings is None or not savings.trains else _COPIES_AGAIN_OR_BATCHES
 
 
 _IN_COMPILED = Remedy(
