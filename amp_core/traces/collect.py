@@ -98,6 +98,8 @@ MESSAGE_KEYS = {
     "Global rank stride": "stride",
 }
 """What newer versions of torch say of a collective, in `record_param_comms` and in NCCL's kernels."""
+MAX_DEVICES = 1024
+"""Larger numbers of devices are damaged."""
 MAX_MESSAGES = 1_000_000
 
 
@@ -280,10 +282,18 @@ class _Collector:
         work.process.append(_process(event.get("pid"), self._processes))
         if (moved := _time(arguments.get("bytes"))) is not None and moved >= 0:
             self.events.moved_bytes[len(work) - 1] = moved
+            self._add_peer_copy(arguments, moved, item.duration)
         if threads := threads_of(item.name, item.duration, arguments):
             self.events.kernel_threads[len(work) - 1] = threads
         if "Collective name" in arguments:
             _add_message(self.events.messages_of_work, len(work) - 1, arguments, self._texts)
+
+    def _add_peer_copy(self, arguments: dict[str, Any], moved: float, us: float) -> None:
+        devices = arguments.get("fromDevice"), arguments.get("toDevice")
+        source, to = (one if isinstance(one, int) and 0 <= one < MAX_DEVICES else -1 for one in devices)
+        if min(source, to) >= 0:
+            before = self.events.peer_copies.get((source, to), (0.0, 0.0))
+            self.events.peer_copies[source, to] = before[0] + moved, before[1] + us
 
     def _add_call(self, item: "_Event") -> None:
         self.events.event_records += item.name == EVENT_RECORD

@@ -169,6 +169,8 @@ class TraceEvents:
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
+    peer_copies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    """Bytes and microseconds of copies from one device to another, by their numbers."""
     moved_bytes: dict[int, float] = field(default_factory=dict)
     """By copy or fill: how many bytes it moves, where the trace tells it."""
     kernel_threads: dict[int, int] = field(default_factory=dict)

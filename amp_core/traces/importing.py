@@ -232,7 +232,7 @@ _COUNTED = (
 )
 """What is counted or measured in a trace as a whole, by its name in `Trace`."""
 _FOUND = (
-    *("captured_calls", "decoding", "misclocked", "sampled", "unequal_products"),
+    *("captured_calls", "decoding", "peer_links", "misclocked", "sampled", "unequal_products"),
     *(
         "slow_calls",
         "slow_steps",

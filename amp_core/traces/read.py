@@ -63,6 +63,7 @@ from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.misclocked import Misclocked, drop_misclocked
 from amp_core.traces.passes import Passes, equal_passes, repeated_passes
+from amp_core.traces.peer_links import PeerLinks, peer_links
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.recomputation import Recomputation, recomputation
@@ -146,6 +147,7 @@ class Trace:
     pass_tokens: int = 0
     """Tokens of the smallest pass that a serving engine marks."""
     decoding: Decoding | None = None
+    peer_links: PeerLinks | None = None
     captured_calls: CapturedCalls | None = None
     """Calls of compiled code in which graphs are captured, if there are several."""
     compiled_launch_frac: float = 0.0
@@ -414,6 +416,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         compiled_calls=compiled_calls(events),
         compiled_regions=compiled_regions(events),
         pass_tokens=tokens_of_smallest_pass(events),
+        peer_links=peer_links(events.peer_copies),
         decoding=decoding(events, linked) if len(events.work) else None,
         outer_frees=outer_frees(events, host),
         captured_calls=captured_calls(events),

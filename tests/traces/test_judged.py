@@ -234,3 +234,18 @@ def test_one_of_two_steps_that_takes_far_longer_comes_first(tmp_path, longer_us,
         trace.op("aten::convolution", start + 10, us - 500)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert sentence.startswith("Of the two steps, step 3 takes 9.00 ms, the other 3.00 ms: 50.0 % of the time") == told
+
+
+@pytest.mark.parametrize(("us", "told"), [(5_300, True), (900, False)])
+def test_a_slow_link_between_devices_is_named(tmp_path, us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 12_000, 1)
+    trace.op("aten::to", 0, 9)
+    for place, (to, took_us) in enumerate([(1, 450), (2, us), (1, 450), (2, us)]):
+        trace.kernel("Memcpy PtoP (Device -> Device)", 20 + 6_000 * (place // 2), took_us, 2 + place, sort="copy",
+                     stream=20 + to)  # fmt: skip
+        trace.events[-1]["args"] |= {"bytes": 40_000_000, "fromDevice": 0, "toDevice": to}
+    run = run_of(tmp_path, trace, *H100)
+    says = "device 0 to 2 takes 10.6 ms of it at 7.55 GB/s, where 0 to 1 reaches 88.9 GB/s (up to 9.70 of 12.0 ms"
+    assert (says in first_sentence(run)) == told
+    assert ("NVLink" in finding_of(run, "copies").advice) == told

@@ -37,6 +37,7 @@ from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     copies_on_own_streams,
     kernel_rows,
+    numbers_of_import,
     of_main,
     window_rows,
 )
@@ -115,7 +116,7 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
             "copies",
             _shorter(run, copies, copying, _each_us(rows, basis), basis) + idle_us,
             cost.step_us,
-            f"The GPU {only} for {basis.taken(copies)}{_moved(copying, basis)}{around}",
+            f"The GPU {only} for {basis.taken(copies)}{_moved(run, copying, basis)}{around}",
             longest_name(copying, "name") or "copies",
             others=others(copying, "name"),
         ),
@@ -169,6 +170,9 @@ def _shorter(run: Run, us: float, copying: pd.DataFrame, computing_us: float, ba
     """What copies of so many microseconds per step save at most. Those from pinned memory on streams of their own run
     beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others.
     Others are as fast as the link to the host at most, and hidden by what is computed alone."""
+    slow_us, moved, best, next_us = numbers_of_import(run, "peer_links", "us", "bytes", "best_gb_per_s", "next_us")
+    if slow_us > float(copying["total_us"].sum()) / 2:
+        return max(0.0, min(us, (slow_us - max(next_us, moved / (1e3 * best))) / basis.steps))
     name = longest_name(copying, "name")
     if "Pinned" not in name or not copies_on_own_streams(run):
         return max(0.0, us - max(0.0, _least_us(copying, basis) - computing_us))
@@ -195,9 +199,16 @@ NARROWED_FRAC = 0.75
 """Of the bytes of 32-bit numbers, what 8 bits leave out."""
 
 
-def _moved(copying: pd.DataFrame, basis: Basis) -> str:
-    """How many bytes the longest kind of copy or fill moves and at which rate, as part of a sentence; empty where that
-    is not known."""
+def _moved(run: Run, copying: pd.DataFrame, basis: Basis) -> str:
+    """How many bytes the longest kind of copy or fill moves and at which rate, as part of a sentence, or how slow a
+    link between devices is; empty where that is not known."""
+    us, rate, best = numbers_of_import(run, "peer_links", "us", "gb_per_s", "best_gb_per_s")
+    source, to, best_to = numbers_of_import(run, "peer_links", "source", "to", "best_to")
+    if us > float(copying["total_us"].sum()) / 2:
+        return (
+            f"; device {source} to {to} takes {number(us / 1e3 / basis.steps, 'ms')} of it at {number(rate, 'GB/s')}, "
+            f"where {source} to {best_to} reaches {number(best, 'GB/s')}"
+        )
     name = longest_name(copying, "name")
     rows = copying[(copying["name"] == name) & (copying["moved_bytes"] > 0)]
     us, moved = float(rows["total_us"].sum()), float(rows["moved_bytes"].sum())

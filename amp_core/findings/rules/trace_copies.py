@@ -62,6 +62,8 @@ def copies(run: Run) -> list[Finding]:
             remedy = ONE_COPY
         elif trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
             remedy = _STATE
+    elif way == "between devices" and "where" in findings[0].title:
+        remedy = _SLOW_LINK
     elif way == "within the device" and is_compiled_in_part(run):
         remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED
         if remedy is _BY_COMPILED and replays_unfused_graphs(run):
@@ -69,6 +71,11 @@ def copies(run: Run) -> list[Finding]:
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
 
 
+_SLOW_LINK = Remedy(
+    "One link between devices is far slower than another, as where two of them have no NVLink in common. Look at how "
+    "they are connected, and exchange between those that are, or by way of one that is linked with both.",
+    "nvidia-smi topo -m",
+)
 MIN_STATE_BYTES = 2**20
 """Mean size of copies to the host in a training from which they are of its state, and not of losses or metrics."""
 
