@@ -31,19 +31,16 @@ from amp_core.analysis.performance.collectives import (
     waited_for,
     with_late_launches,
 )
+from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import alone_loading_us, beside_copies
+from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
-    copies_on_own_streams,
-    kernel_rows,
-    numbers_of_import,
     of_main,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, Saving, longest_name, others, step_share
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, Saving, longest_name, step_share
 from amp_core.analysis.performance.step_cost import StepCost
-from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, share_of, size
 
@@ -64,12 +61,10 @@ MAX_RANKS_NAMED = 4
 def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     """The savings of exposed communication and of copies, in a trace with these `kernel_rows`."""
     cost = basis.cost
-    communication, copies = np.nan_to_num(cost.us("communication")), np.nan_to_num(cost.us("copy"))
+    communication = np.nan_to_num(cost.us("communication"))
     windows = of_main(run, with_late_launches(run, window_rows(run)))
     measured, loading = communication, alone_loading_us(windows) / basis.steps
     communication = max(0.0, communication - loading)
-    everything = of_main(run, kernel_rows(run, everything=True))
-    copying = everything[everything["category"].isin(COPIES)]
     by_collective = collective_rows(run)
     exposed = by_collective.groupby("kernel")["alone_us"].sum()
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
@@ -83,12 +78,6 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     between = between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     many = basis.each_us(rows["count"][rows["category"] == "communication"])
     apart = f", and is idle for {step_share(between, cost)} between its {many:,.0f} collectives" if between else ""
-    of_copies = beside_copies(windows, basis)
-    idle_beside = of_copies.late_us + of_copies.sync_us
-    lead_us = basis.each_us(windows["lead_us"].fillna(0.0) - windows["lead_data_us"].fillna(0.0))
-    idle_us = max(0.0, idle_beside - lead_us)
-    around = f"; right before and after, it is idle for {number(idle_beside / 1e3, 'ms')}" if idle_beside else ""
-    only = "copies and fills without computing" if measured else "only copies and fills"  # and may communicate
     in_launch = f", {number(loading / 1e3, 'ms')} of it while its host stays in a launch" if loading else ""
     transfer = longest_transfer(run) if not missing.words and not by_collective["last"].isna().all() else None
     waited_ms = float(rank_waiting(run)["waiting_ms"].mean()) if transfer is not None else 0.0
@@ -112,14 +101,7 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
             others=max(0, int((exposed > 0).sum()) - 1),
             waited_us=min(waited_us, communication),
         ),
-        Saving(
-            "copies",
-            _shorter(run, copies, copying, _each_us(rows, basis), basis) + idle_us,
-            cost.step_us,
-            f"The GPU {only} for {basis.taken(copies)}{_moved(run, copying, basis)}{around}",
-            longest_name(copying, "name") or "copies",
-            others=others(copying, "name"),
-        ),
+        copies_saving(run, rows, windows, basis, communicates=measured > 0),
     ]
 
 
@@ -142,11 +124,6 @@ MIN_IN_ONE_FRAC = 0.5
 """Share of exposed communication in one collective of each step from which that is told."""
 
 
-def _each_us(rows: pd.DataFrame, basis: Basis) -> float:
-    """How long the kernels that compute take per step."""
-    return basis.each_us(rows["total_us"][~rows["category"].isin([*COPIES, "communication"])])
-
-
 MIN_BUCKETS = 3
 """All-reduces of one backward from which gradients are reduced in buckets while it goes on."""
 
@@ -164,61 +141,6 @@ def beside_backward_us(run: Run, rows: pd.DataFrame, basis: Basis) -> float:
     is_bucket = (passes["ended_us"].transform("size") >= MIN_BUCKETS) & ~is_last
     computing = (rows["phase"] == "backward") & (rows["category"] != "communication")
     return min(basis.each_us(reduced["alone_us"][is_bucket]), basis.each_us(rows["total_us"][computing]))
-
-
-def _shorter(run: Run, us: float, copying: pd.DataFrame, computing_us: float, basis: Basis) -> float:
-    """What copies of so many microseconds per step save at most. Those from pinned memory on streams of their own run
-    beside all else already, so that fewer bytes are what is left to save, and no more than what outlasts the others.
-    Others are as fast as the link to the host at most, and hidden by what is computed alone."""
-    slow_us, moved, best, next_us = numbers_of_import(run, "peer_links", "us", "bytes", "best_gb_per_s", "next_us")
-    if slow_us > float(copying["total_us"].sum()) / 2:
-        return max(0.0, min(us, (slow_us - max(next_us, moved / (1e3 * best))) / basis.steps))
-    name = longest_name(copying, "name")
-    if "Pinned" not in name or not copies_on_own_streams(run):
-        return max(0.0, us - max(0.0, _least_us(copying, basis) - computing_us))
-    others_us = basis.each_us(copying["total_us"][copying["name"] != name])
-    return max(0.0, min(us * NARROWED_FRAC, us - others_us))
-
-
-def _least_us(copying: pd.DataFrame, basis: Basis) -> float:
-    """How long copies between host and device take per step at the rate of the link between them, or the highest one
-    that they reach; of both directions, which have a lane each, the longer."""
-    directions = copying["name"].str.extract(_DIRECTION, expand=False)
-    known = copying[directions.notna() & (copying["moved_bytes"] > 0) & (copying["total_us"] > 0)]
-    if known.empty:
-        return 0.0
-    per_us = max(1e3 * LINK_GB_PER_S, float((known["moved_bytes"] / known["total_us"]).max()))
-    return float(known.groupby(directions[known.index])["moved_bytes"].sum().max()) / per_us / basis.steps
-
-
-_DIRECTION = "(HtoD|DtoH|HostToDevice|DeviceToHost)"
-"""In the names of copies between host and device."""
-LINK_GB_PER_S = 60.0
-"""What 16 lanes of PCIe 5.0 transfer in one direction, without the packets' heads (64 GB/s in all)."""
-NARROWED_FRAC = 0.75
-"""Of the bytes of 32-bit numbers, what 8 bits leave out."""
-
-
-def _moved(run: Run, copying: pd.DataFrame, basis: Basis) -> str:
-    """How many bytes the longest kind of copy or fill moves and at which rate, as part of a sentence, or how slow a
-    link between devices is; empty where that is not known."""
-    us, rate, best = numbers_of_import(run, "peer_links", "us", "gb_per_s", "best_gb_per_s")
-    source, to, best_to = numbers_of_import(run, "peer_links", "source", "to", "best_to")
-    if us > float(copying["total_us"].sum()) / 2:
-        return (
-            f"; device {source} to {to} takes {number(us / 1e3 / basis.steps, 'ms')} of it at {number(rate, 'GB/s')}, "
-            f"where {source} to {best_to} reaches {number(best, 'GB/s')}"
-        )
-    name = longest_name(copying, "name")
-    rows = copying[(copying["name"] == name) & (copying["moved_bytes"] > 0)]
-    us, moved = float(rows["total_us"].sum()), float(rows["moved_bytes"].sum())
-    if us < MIN_KNOWN_FRAC * float(copying["total_us"][copying["name"] == name].sum()) or us <= 0:
-        return ""
-    return f"; {name} moves {size(moved / basis.steps)} at {number(moved / us / 1e3, 'GB/s')}"
-
-
-MIN_KNOWN_FRAC = 0.9
-"""Share of the time of copies of a kind whose bytes are known from which their rate is told."""
 
 
 def late_rank_saving(run: Run, unit: str) -> Saving | None:

@@ -1,0 +1,345 @@
+"""Rules on products of matrices in imported traces: in FP32, and far below the rate of tensor cores."""
+
+import re
+from dataclasses import replace
+
+import pandas as pd
+
+from amp_core.analysis.performance.gpus import profiled_gpu
+from amp_core.analysis.performance.kernels import (
+    SOFTMAX,
+    has_attention_in_steps,
+    is_matrix,
+    kernel_rows,
+)
+from amp_core.analysis.performance.product_savings import MEMORY_BOUNDS, NOT_TAKEN
+from amp_core.analysis.performance.saving import longest_name
+from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
+from amp_core.findings.registry import GUIDE, rule
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
+from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.gpus import Gpu, is_amd
+from amp_core.store.run import Run
+from amp_core.text.formatting import number, percent
+
+_AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
+_WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
+_IN_BF16 = (
+    "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n"
+    "    y = model(x.to(torch.bfloat16))   # numbers of rows, as tokens, stay"
+)
+
+
+@rule(
+    Entry(
+        code="fp32-products",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=436,
+        what="GEMM/conv of an imported trace runs in FP32 or TF32, where 16 bits are faster.",
+        signal="Time of such kernels, by name and by their operators' dtypes, and the data sheet's rates.",
+        threshold=SAVING_THRESHOLD,
+        advice="Run them in 16 bits under autocast, or allow TF32 on GPUs that support it (Ampere and later). BF16 "
+        "needs no loss scaling; before Ampere, use FP16 with a GradScaler.",
+        snippet=_WITH_TF32,
+        page="tensor-cores",
+    )
+)
+def fp32_products(run: Run) -> list[Finding]:
+    """`fp32-products`: products and convolutions that 16 bits would speed up."""
+    findings = saving_finding(
+        run,
+        "fp32-products",
+        "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
+        _IN_BF16,
+    )
+    rows = kernel_rows(run)
+    gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), rows["name"]
+    is_ampere = names.str.contains(_SINCE_AMPERE).any()
+    if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
+        remedies = _fp16_alone()
+    elif is_amd(gpu.name) or not _tf32_helps(run, gpu) or any(MEMORY_BOUNDS in f.title for f in findings):
+        remedies = _SIXTEEN_BITS
+    elif gpu.takes("bf16") or is_ampere:
+        remedies = _SIXTEEN_BITS_OR_TF32
+    else:
+        return _without_model(rows, findings)
+    training, inference = remedies
+    chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
+    told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    rates = dense_rates(gpu.name)
+    if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
+        gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
+        told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
+    told = [replace(f, advice=f.advice.replace("would be", "is")) if NOT_TAKEN in f.title else f for f in told]
+    told = _without_model(rows, [_in_part(run, f) for f in told])
+    if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
+        return told
+    # What an embedding takes are numbers of rows, which 16 bits would change.
+    return [replace(f, snippet=_CAST_INPUT.sub("model(x)", f.snippet)) for f in told]
+
+
+def _are_plain_products(rows: pd.DataFrame) -> bool:
+    """Whether a program does nothing but multiply tensors: no module, and no operator of a layer."""
+    plain = is_matrix(rows) & rows[["op", "top_op"]].isin(_PLAIN).all(axis=1) & (rows["module"] == "")
+    return bool(len(rows) and plain.all())
+
+
+def _without_model(rows: pd.DataFrame, findings: list[Finding]) -> list[Finding]:
+    """The findings, with advice for products of tensors where a program has no model."""
+    if not _are_plain_products(rows):
+        return findings
+    told = []
+    for finding in findings:
+        snippet = finding.snippet
+        for dtype in ("bfloat16", "float16"):
+            product = f"c = a.to(torch.{dtype}) @ b.to(torch.{dtype})"
+            snippet = snippet.replace(_IN_BF16.replace("bfloat16", dtype), product)
+        told.append(replace(finding, advice=_RUN_MODEL.sub(r"\1 the products", finding.advice), snippet=snippet))
+    return told
+
+
+_RUN_MODEL = re.compile(r"([Rr]un) the model")
+_PLAIN = ("aten::matmul", "aten::mm", "aten::bmm")
+"""Operators that multiply tensors, and what calls them where no layer does."""
+MIN_NARROW_FRAC = 0.2
+"""Share of products in 16 or fewer bits in the time of all from which the others are told to be left over."""
+
+
+def _in_part(run: Run, finding: Finding) -> Finding:
+    """The finding, which where part of the products runs in 16 bits already asks for the rest alone."""
+    rows = kernel_rows(run)
+    rows = rows[is_matrix(rows)]
+    wide, narrow = rows[rows["precision"].isin(["fp32", "tf32"])], rows[rows["precision"].isin(["fp16", "bf16"])]
+    share = float(narrow["total_us"].sum() / rows["total_us"].sum())
+    if share < MIN_NARROW_FRAC:
+        return finding
+    op = longest_name(wide[wide["op"] != ""], "op")
+    most = f", most of them in {op}" if op else ""
+    dtype = "bfloat16" if longest_name(narrow, "precision") == "bf16" else "float16"
+    advice = (
+        f"{percent(share)} of the time of products is in 16 bits already. Find why the others are not{most}: they lie "
+        "outside of autocast, where it is switched off, or in a part of the model that was not converted."
+    )
+    snippet = (
+        f"with torch.autocast(device_type, dtype=torch.{dtype}):   # around all of it, and enabled=False nowhere inside"
+    )
+    return replace(finding, advice=advice, snippet=f"{snippet}\n    y = model(x)", frameworks={})
+
+
+_EMBEDDING = "embedding"
+_CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\).*")
+
+
+def _fp16_alone() -> tuple[Remedy, Remedy]:
+    """Advice for training and for inference on Volta and Turing."""
+    return (
+        Remedy(
+            "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a "
+            "GradScaler. BF16 would be emulated, and there is no TF32.",
+            GUIDE["fp16-without-scaler"].snippet,
+        ),
+        Remedy(
+            "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there "
+            "is no TF32.",
+            _IN_BF16.replace("bfloat16", "float16"),
+        ),
+    )
+
+
+def _tf32_helps(run: Run, gpu: Gpu) -> bool:
+    """Whether products in TF32 would be faster: most are in FP32 where TF32 is not allowed, and the data sheet gives it
+    a higher rate, as it does not for GeForce. Of GPUs without one here, those whose compute capability ends with 0, the
+    large chips of a generation, have a higher rate. TF32 is allowed for convolutions, and for other products, by a
+    setting of its own; where one of them runs in TF32, the library chose FP32 for the rest."""
+    rows, rates = kernel_rows(run), dense_rates(gpu.name)
+    rows = rows[is_matrix(rows)]
+    us = rows.groupby([rows["category"] == "conv", "precision"])["total_us"].sum()
+    fp32, tf32 = ([us.get((conv, precision), 0.0) for conv in (False, True)] for precision in ("fp32", "tf32"))
+    gaining = sum(slow for slow, fast in zip(fp32, tf32, strict=True) if fast == 0)
+    if rates is not None and rates.tf32 is not None:
+        faster = rates.tf32 >= MIN_TF32_RATIO * rates.fp32
+    else:
+        faster = gpu.capability is None or not gpu.known or gpu.capability[1] == 0
+    return bool(faster and gaining > max(sum(fp32) / 2, sum(tf32)))
+
+
+MIN_TF32_RATIO = 1.2
+_SINCE_AMPERE = r"(?:ampere|ada|hopper|blackwell)_|sm(?:8\d|9\d|1\d\d)_|cutlass_?(?:3x_sm)?(?:8\d|9\d|1\d\d)_|nvjet_"
+"""In the names of kernels that GPUs before Ampere do not have."""
+_BEFORE_AMPERE = r"(?:volta|turing)_"
+"""In the names of kernels that cuBLAS and cuDNN take on Volta and Turing."""
+_SIXTEEN_BITS = (
+    Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST),
+    Remedy("Run the model in 16 bits.", _IN_BF16),
+)
+_SIXTEEN_BITS_OR_TF32 = (
+    Remedy("Run them in 16 bits under autocast, or allow TF32. BF16 needs no loss scaling.", _WITH_TF32),
+    Remedy(
+        "Run the model in 16 bits, or allow TF32.", f"torch.backends.cuda.matmul.allow_tf32 = True   # or\n{_IN_BF16}"
+    ),
+)
+"""Advice for training and for inference."""
+
+
+@rule(
+    Entry(
+        code="slow-products",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=437,
+        what="Tensor-core GEMMs of an imported trace reach only a small share of the peak rate.",
+        signal="Operations from the recorded shapes over kernel time, and the data sheet's dense rate.",
+        threshold=f"{SAVING_THRESHOLD} Below 30 % of the peak rate, and slower than moving the matrices once.",
+        advice="Unaligned sizes underuse tensor cores. Pad them to multiples of 16 bytes (8 elements in 16 bits), and "
+        "merge small products.",
+        snippet="n = -(-n // 8) * 8   # pad to a multiple of 8",
+        page="tensor-cores",
+    )
+)
+def slow_products(run: Run) -> list[Finding]:
+    """`slow-products`: products on tensor cores far below their rate."""
+    findings = saving_finding(run, "slow-products")
+    if findings and "bmm" in findings[0].where and has_attention_in_steps(kernel_rows(run)):
+        in_steps = attention_in_steps(run)
+        return [replace(f, advice=in_steps.advice, snippet=in_steps.snippet) for f in findings]
+    if not findings or "Here: " in findings[0].advice:  # sizes to pad to
+        return findings
+    savings = possible_savings(run)
+    slow = next((c for c in savings.ranked if c.code == "slow-products"), None) if savings else None
+    is_large = slow is not None and slow.ideal_us >= MIN_LARGE_US
+    # Blocks of attention each do the work of some 100 queries; those of a small product may do next to none.
+    if slow is not None and "attention" in slow.where and slow.blocks_per_sm is not None:
+        is_large |= slow.blocks_per_sm >= 1
+    kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
+    remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
+    if is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
+        remedy = _LARGE_ON_AMD if remedy is _LARGE_PRODUCTS else remedy
+        remedy = _ATTENTION_ON_AMD if remedy is _LARGE["attention"] else remedy
+    if remedy is _ALIGNED["bmm"] and not _has_softmax(run, findings[0].where):
+        remedy = _SMALL_BATCHES
+    if "attention" in findings[0].where and (few := _FEW.search(findings[0].title)) and int(few[1]) < MIN_OF_TILE:
+        remedy = _PARTS_OF_TILES
+    if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
+        remedy = _FP32_ATTENTION
+    elif remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
+        remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
+    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+
+
+def _has_softmax(run: Run, op: str) -> bool:
+    """Whether a softmax takes a share of the time of that operator's products that it does in attention."""
+    rows = kernel_rows(run)
+    softmax_us, products_us = (float(rows["total_us"][rows["op"] == name].sum()) for name in (SOFTMAX, op))
+    return softmax_us >= MIN_SOFTMAX_FRAC * products_us > 0
+
+
+MIN_SOFTMAX_FRAC = 0.1
+
+
+def _is_in_fp32(run: Run, op: str) -> bool:
+    """Whether most time of an operator is in FP32 or TF32."""
+    rows = kernel_rows(run)
+    return longest_name(rows[rows["op"] == op], "precision") in ("fp32", "tf32")
+
+
+def attention_in_steps(run: Run) -> Remedy:
+    """Advice for attention in steps: the model's own, or torch's where it has no fused kernel for the inputs."""
+    rows = kernel_rows(run)
+    outer = longest_name(rows[rows["op"] == SOFTMAX], "top_op")
+    return _MATH_BACKEND if "scaled_dot_product_attention" in outer else _IN_STEPS
+
+
+MIN_OF_TILE = 32
+"""Keys or queries below which most of a tile of attention is empty: kernels compute 64 to 128 of them at a time."""
+_FEW = re.compile(r"\b(?:queries|keys) (\d+)\b(?! · keys)")
+_PARTS_OF_TILES = Remedy(
+    "Kernels of attention compute tiles of 64 to 128 queries and keys, of which few are used here, so padding gains "
+    "nothing. Give each call more of them, or compute it as multiplications and sums, compiled together: of products, "
+    "the compiler makes the same kernel again.",
+    "scores = (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1) / q.size(-1) ** 0.5   # in a compiled function\n"
+    "y = (scores.softmax(-1).unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)",
+)
+_USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
+_IN_STEPS = Remedy(
+    "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "
+    "scores. Compute it in one kernel, which keeps them on the chip; models of transformers that "
+    'have it take attn_implementation="sdpa".',
+    "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+)
+_MATH_BACKEND = Remedy(
+    "scaled_dot_product_attention computes attention in steps here, in its math backend, and each writes and reads all "
+    "scores. Find what keeps its fused kernels from these inputs, as their dtype, mask or head size.",
+    "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+    "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # warns why it does not take the inputs\n    y = model(x)",
+)
+MIN_LARGE_US = 100.0
+"""A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
+_LARGE_PRODUCTS = Remedy(
+    "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
+    "slow here. Let a compiler time others beside it, update the library, or try another layout of the inputs.",
+    'model = torch.compile(model, mode="max-autotune")   # times kernels of Triton beside those of the library',
+)
+_LARGE_ON_AMD = Remedy(
+    "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
+    "slow here. Let it time its kernels, update it, or try another layout of the inputs.",
+    "torch.cuda.tunable.enable()   # times the kernels of each product once, in a warm-up",
+)
+"""TunableOp times the kernels of rocBLAS and hipBLASLt; on NVIDIA's GPUs it has only cuBLAS's own choice."""
+_LARGE = {
+    "attention": Remedy(
+        "The calls have enough work for this GPU, so the kernel itself is slow. Time the other implementations, or "
+        "update the library.",
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+        "with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):   # or FLASH_ATTENTION, CUDNN_ATTENTION\n"
+        "    y = model(x)",
+    ),
+    "conv": Remedy(
+        "The channels are aligned and the calls are large, so padding gains nothing. Let the library time its "
+        "algorithms, and use channels-last memory format.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+    ),
+}
+"""Advice by the operator where one call has enough work."""
+_ATTENTION_ON_AMD = Remedy(
+    "The calls have enough work for this GPU, so the kernel itself is slow. Time the implementation of Composable "
+    "Kernel beside AOTriton's, or update ROCm.",
+    'torch.backends.cuda.preferred_rocm_fa_library("ck")   # from PyTorch 2.7 on; flash and efficient attention',
+)
+"""On ROCm, flash and efficient attention are the same kernels, and cuDNN's does not exist."""
+_FP32_ATTENTION = Remedy(
+    "A fused kernel of attention runs already, in FP32, which the faster ones do not take. Compute attention in 16 "
+    "bits.",
+    "y = torch.nn.functional.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())",
+)
+"""FlashAttention and cuDNN's attention take FP16 and BF16 alone."""
+_SMALL = Remedy(
+    "The sizes are aligned, so padding gains nothing: there is too little work in one call for this GPU. Use larger "
+    "batches, or merge several products into one.",
+    "qkv = torch.nn.functional.linear(x, torch.cat([wq, wk, wv]))   # one product instead of three",
+)
+_ALIGNED = {
+    "attention": Remedy(
+        "Few heads, short sequences or one query per sequence leave most of the GPU without work, and padding gains "
+        "nothing. Use larger batches; for decoding, use a kernel that splits the keys.",
+        "y = model(torch.cat(inputs))   # one call for several batches",
+    ),
+    "conv": Remedy(
+        "The channels are aligned, so padding gains nothing. Let the library time its algorithms, use channels-last "
+        "memory format, and use larger batches.",
+        "torch.backends.cudnn.benchmark = True\nmodel = model.to(memory_format=torch.channels_last)",
+    ),
+    "bmm": Remedy(
+        "The products of a batch are too small for this GPU. If they are those of attention, compute it in one kernel; "
+        "otherwise merge them into larger products.",
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of bmm, softmax, bmm",
+    ),
+}
+"""Advice by the operator where no size needs padding."""
+_SMALL_BATCHES = Remedy(
+    "The products of a batch are too small for this GPU, and padding gains nothing. Merge those that share a matrix "
+    "into one larger product.",
+    "y = x.flatten(0, 1) @ weight   # one product, instead of one for each of the batch",
+)
+"""Without a softmax about as long, they are none of attention."""
