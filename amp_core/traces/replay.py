@@ -5,10 +5,11 @@
 1800.0
 
 Work begins no sooner than it was launched, than the work before it on its stream ends, and than that of another stream
-ends for which it waited; how long it took to begin after the last of these stays. Where the host waited for the device,
+ends for which it waited. How long it took to begin after the last of these stays. Where the host waited for the device,
 it launches sooner what comes then.
 """
 
+import math
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +69,9 @@ class Replay:
         copies: Bools | None = None,
         collectives: Bools | None = None,
     ) -> "Replay":
-        """Of work with start and end, start and end of the call that launched it, stream and kind, which
-        is that of other kernels where none is given; and of all calls, as start and end, that may end when the device
-        comes so far: waits, and launches that wait for room in a queue."""
+        """Of work with start and end, start and end of the call that launched it, and stream, and which of it is copies
+        and collectives, none unless given; and of all calls, as start and end, that may end when the device comes so
+        far: waits, and launches that wait for room in a queue."""
         order = np.argsort(starts, kind="stable")
         none = np.zeros(len(starts), dtype=bool)
         copies, collectives = (none if kind is None else kind for kind in (copies, collectives))
@@ -137,14 +138,13 @@ class Replay:
                     at += 1
                 # What is not known has infinite slack; at -1 stands a work that has not been reached, with 0.
                 begins = min(slack + host_sooner, own_slack + sooner[own], other_slack + sooner[other])
-                sooner[place] = shorter + (begins if begins < _NEVER else 0.0)
+                sooner[place] = shorter + (begins if begins < math.inf else 0.0)
         ends = self.last_slack_us + np.array([sooner[place] for place in self.last.tolist()])
         return max(0.0, float(ends.min()))
 
 
-_NEVER = float("inf")
 MIN_STREAM_FRAC = 0.1
-"""Share of the work's time from which a stream tells when all of it ends: one of few copies does not."""
+"""Time over that of the busiest stream from which one tells when all work ends: one of few copies does not."""
 
 
 def _in_calls(launched: Floats, calls: Floats) -> tuple[Places, Bools]:
@@ -160,13 +160,12 @@ def _in_calls(launched: Floats, calls: Floats) -> tuple[Places, Bools]:
 
 def _on_streams(streams: npt.NDArray[Any], us: Floats) -> tuple[Places, Places]:
     """The work before each on its stream, -1 for the first; and the last work of each stream with much of it."""
-    own, last = np.full(len(streams), -1, np.int32), []
-    for stream in np.unique(streams).tolist():
-        places = np.flatnonzero(streams == stream)
+    own = np.full(len(streams), -1, np.int32)
+    of_streams = [np.flatnonzero(streams == stream) for stream in np.unique(streams).tolist()]
+    for places in of_streams:
         own[places[1:]] = places[:-1]
-        if us[places].sum() >= MIN_STREAM_FRAC * us.sum():
-            last.append(places[-1])
-    return own, np.array(last, dtype=np.int32)
+    least_us = MIN_STREAM_FRAC * max((us[places].sum() for places in of_streams), default=0.0)
+    return own, np.array([places[-1] for places in of_streams if us[places].sum() >= least_us], dtype=np.int32)
 
 
 HANDED_OVER_US = 10.0

@@ -67,6 +67,11 @@ def test_work_of_another_stream_that_ended_earlier_holds_back_what_is_left_of_it
     assert lost(waited, 10, 50, 0) == 60 - 30
 
 
+def test_work_on_many_streams_ends_with_the_busiest():
+    spread = replay_of(*((10 + n, 110 + n, n, n) for n in range(30)))
+    assert lost(spread, *[20] * 30) == 29 * 20
+
+
 def test_work_whose_launch_is_not_known_holds_nothing_up():
     unknown = Replay.of(
         np.array([10.0, 150.0]),
