@@ -249,3 +249,25 @@ def test_a_slow_link_between_devices_is_named(tmp_path, us, told):
     says = "device 0 to 2 takes 10.6 ms of it at 7.55 GB/s, where 0 to 1 reaches 88.9 GB/s (up to 9.70 of 12.0 ms"
     assert (says in first_sentence(run)) == told
     assert ("NVLink" in finding_of(run, "copies").advice) == told
+
+
+def test_the_operator_with_most_to_win_is_named_though_its_sizes_differ(tmp_path):
+    trace, at = Made(), 100
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    sizes = [(512 + 64 * number, "aten::mm", 300) for number in range(6)] + [(512, "aten::bmm", 700)]
+    for place, (size, op, us) in enumerate(sizes):
+        dims = [[8, size, 512], [8, 512, 512]] if op == "aten::bmm" else [[size, 512], [512, 512]]
+        trace.op(op, 10 * place, 8, **{"Input Dims": dims, "Input type": HALF})
+        trace.kernel(made.GEMM, at, us, 10 * place + 2)
+        at += us
+    assert finding_of(run_of(tmp_path, trace, *H100), "slow-products").where == "aten::mm"
+
+
+def test_products_of_a_batch_with_operands_of_their_own_are_not_told_to_be_joined(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    dims = [[256, 61, 16], [256, 16, 61]]
+    trace.op("aten::bmm", 1, 8, **{"Input Dims": dims, "Input type": ["c10::Half"] * 2})
+    trace.kernel("turing_fp16_sgemm_fp16_64x64_nn", 20, 400, 2)
+    finding = finding_of(run_of(tmp_path, trace, *H100), "kernels-off-tensor-cores")
+    assert "none can be joined" in finding.advice and "torch.cat" not in finding.snippet

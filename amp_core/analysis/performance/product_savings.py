@@ -147,7 +147,8 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
         return None
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
-    worst = ops.loc[wins.idxmax()]
+    of_ops = wins.groupby(ops["op"]).sum()  # of that with most to win, not of one with few sizes
+    worst = ops.loc[wins[ops["op"] == of_ops.idxmax()].idxmax()]
     alike = ops[(ops["op"] == worst["op"]) & (ops["sizes"] == worst["sizes"])]  # in other modules or layers
     its_frac = float((alike["of_peak_frac"] * alike["total_us"]).sum() / alike["total_us"].sum())
     # Products on several streams at a time take no longer together than their part of the step.
@@ -155,7 +156,7 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
     total = basis.each_us(ops["total_us"]) * of_step
     kinds = matrix_kinds(ops["total_us"], ops["op"].str.contains("attention"))
     cores, _ = core_names(basis.cost.device_name)
-    best_us = best[ops.index.get_loc(wins.idxmax())]
+    best_us = best[ops.index.get_loc(worst.name)]
     reach = float(worst["of_peak_frac"] * worst["total_us"] / best_us)  # of arithmetic that memory lets through
     # With little work per byte, moving the matrices once takes longer than the products.
     allowed = f", where memory allows {percent(reach)}" if reach < SLOW_PEAK_FRAC else ""

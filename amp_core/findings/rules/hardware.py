@@ -225,8 +225,9 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     elif product and longest["op"] in _OF_TWO_TENSORS and "linear" not in longest["top_op"]:
         is_aligned = made is not None and made.sizes.get("K", 1) % 8 == 0
         remedy = _NARROW_PRODUCTS if is_aligned else replace(_PADDED_PRODUCTS, snippet=_PADDED_TENSORS)
-        if is_aligned and made is not None and made.batch > 1 and min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS:
-            remedy = _FEW_ROWS_OF_BATCH
+        if is_aligned and made is not None and made.batch > 1:
+            has_few = min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS
+            remedy = _FEW_ROWS_OF_BATCH if has_few else _ROWS_OF_BATCH
     of_longest_us = float(off["total_us"][off["name"] == longest["name"]].sum())
     most = "most of it in" if of_longest_us > off["total_us"].sum() / 2 else "the largest part in"
     finding = make_finding(
@@ -284,6 +285,12 @@ _FEW_ROWS_OF_BATCH = Remedy(
     "Each product of the batch has only a few rows, and a large operand of its own, so no rows can be joined, and "
     "reading these operands bounds it. Compute it as a multiplication and a sum, compiled into one kernel.",
     "product = torch.compile(lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2))   # instead of a @ b",
+)
+_ROWS_OF_BATCH = Remedy(
+    "The library chose a kernel without tensor cores for products of a batch, which have operands of their own, so "
+    "that none can be joined. If they are those of attention, compute it in one kernel; else pad rows and columns to "
+    "multiples of 8.",
+    "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)   # instead of baddbmm, softmax, bmm",
 )
 _OF_TWO_TENSORS = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::matmul", "aten::dot")
 """Products of which neither factor needs to be a layer's weight."""
