@@ -190,7 +190,7 @@ def _first_sentence(run: Run) -> str:
                 f"{first}{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. "
                 f"Beside {it}, the l{saving}"
             )
-        return f"{first}L{saving}"
+        return f"{first}Beside it, the l{saving}" if first else f"L{saving}"
     return no_saving(run, savings)
 
 

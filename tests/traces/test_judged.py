@@ -271,3 +271,12 @@ def test_products_of_a_batch_with_operands_of_their_own_are_not_told_to_be_joine
     trace.kernel("turing_fp16_sgemm_fp16_64x64_nn", 20, 400, 2)
     finding = finding_of(run_of(tmp_path, trace, *H100), "kernels-off-tensor-cores")
     assert "none can be joined" in finding.advice and "torch.cat" not in finding.snippet
+
+
+def test_a_gpu_without_a_name_whose_kernels_are_old_is_not_told_to_take_bf16(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 8, **{"Input Dims": [[1024, 1024]] * 2, "Input type": ["float"] * 2})
+    trace.kernel("maxwell_sgemm_128x64_nn", 20, 900, 2)
+    finding = finding_of(run_of(tmp_path, trace, ""), "fp32-products")
+    assert "float16" in finding.snippet and "bfloat16" not in finding.snippet and "TF32" not in finding.advice

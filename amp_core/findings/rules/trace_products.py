@@ -64,6 +64,11 @@ def fp32_products(run: Run) -> list[Finding]:
     elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
     else:
+        if names.str.contains(_OF_OLD_GPUS).any():  # which compute with FP16, and neither with BF16 nor with TF32
+            findings = [
+                replace(f, advice="Run the model in FP16.", snippet=f.snippet.replace("bfloat16", "float16"))
+                for f in findings
+            ]
         return _without_model(rows, findings)
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
@@ -170,6 +175,8 @@ _SINCE_AMPERE = r"(?:ampere|ada|hopper|blackwell)_|sm(?:8\d|9\d|1\d\d)_|cutlass_
 """In the names of kernels that GPUs before Ampere do not have."""
 _BEFORE_AMPERE = r"(?:volta|turing)_"
 """In the names of kernels that cuBLAS and cuDNN take on Volta and Turing."""
+_OF_OLD_GPUS = r"maxwell_"
+"""In the names of kernels that cuBLAS takes on GPUs before Volta."""
 _SIXTEEN_BITS = (
     Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST),
     Remedy("Run the model in 16 bits.", _IN_BF16),
