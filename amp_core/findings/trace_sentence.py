@@ -311,7 +311,9 @@ def _idle_hint(run: Run) -> str:
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
     accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
     like = "" if accounted else ", like the start of a program or an idle server"
-    no_model = "" if multiplies(kernel_rows(run)) else f" No product of matrices runs: {_NO_MODEL}."
+    rows = kernel_rows(run)
+    has_model = multiplies(rows) or bool((rows["module"] != "").any() or (rows["phase"] == "backward").any())
+    no_model = "" if has_model else f" No product of matrices runs: {_NO_MODEL}."
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
         f"warm-up.{no_model}"
