@@ -105,7 +105,7 @@ NO_OPERATOR = "no operator"
 
 def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
     """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
-    that it calls, and how long, in microseconds; with `ASLEEP` if it slept."""
+    that it calls, and how long with these, in microseconds; with `ASLEEP` if it slept, and how long."""
     frames, spans = events.frames, of_program(events, spans)
     chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
     if not len(chosen) or not len(spans[0]):
@@ -133,7 +133,10 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     longest, sleeping = int(us.argmax()), int(asleep_us.argmax())
     if asleep_us[sleeping] > us[longest]:
         return f"{events.texts[sleeping]}{ASLEEP}", float(asleep_us[sleeping])
-    return (events.texts[longest], float(us[longest])) if us[longest] > 0 else (None, 0.0)
+    if not us[longest] > 0:
+        return None, 0.0
+    its = names == longest
+    return events.texts[longest], max(float(us[longest]), times.overlap(times.union(start[its], end[its]), spans))
 
 
 ASLEEP = ", asleep"
