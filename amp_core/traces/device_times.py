@@ -13,13 +13,15 @@ its mark, and the windows lie between the marks.
 """
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from amp_core.traces.events import TraceEvents
+from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import Floats, Host
+from amp_core.traces.waits import waiting_calls
 
 MARK_TOLERANCE_US = 1.0
 """A mark of a step on the device counts if it begins no later than this after the step's first work, and ends no
@@ -56,6 +58,32 @@ def drop_steps_without_work(host: Host, linked: LinkedWork) -> None:
         host.steps = []
 
 
+MIN_TAIL_US, MIN_TAIL_RATIO = 1000.0, 3.0
+"""Time at the end of the last marked step without an operator or a call, and the same over the longest such of the
+other steps, from which the profiler stopped within the step: what it writes then is none of the program."""
+
+
+def cut_last_step(events: TraceEvents, host: Host) -> None:
+    """End the last of three or more marked steps as the others end, where a profiler stopped within it."""
+    if len(host.steps) < MIN_STEPS_FOR_TAILS or host.steps_inferred:
+        return
+    waits = waiting_calls(events)
+    start, end = (
+        np.concatenate([np.asarray(of_spans)[np.asarray(events.spans.kind) == OP], np.asarray(of_calls)[~waits]])
+        for of_spans, of_calls in ((events.spans.start, events.calls.start), (events.spans.end, events.calls.end))
+    )
+    tails = []
+    for low, high, _ in host.steps:
+        inside = (start >= low) & (start < high)
+        tails.append(max(0.0, high - float(end[inside].max(initial=low))))
+    others, (low, high, number) = tails[:-1], host.steps[-1]
+    if tails[-1] >= max(MIN_TAIL_US, MIN_TAIL_RATIO * max(others)):
+        host.steps[-1] = (low, high - tails[-1] + float(np.median(others)), number)
+
+
+MIN_STEPS_FOR_TAILS = 3
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """When a step runs on the device, in microseconds."""
@@ -71,7 +99,7 @@ class StepTimes:
     """As the `ends` of a last step; where the device marks the step, the end of its last work."""
 
 
-def step_times(events: TraceEvents, host: Host, clock: DeviceClock) -> list[StepTimes]:
+def step_times(events: TraceEvents, host: Host, linked: LinkedWork, clock: DeviceClock) -> list[StepTimes]:
     """When each of `host.steps` runs on the device."""
     marked = _marked_steps(events)
     times: list[StepTimes] = []
@@ -83,7 +111,27 @@ def step_times(events: TraceEvents, host: Host, clock: DeviceClock) -> list[Step
         ends = following if later < following else done  # the device was still busy when the host began the next step
         times.append(StepTimes(begins, max(begins, ends), first, max(first, last)))
         later, following = start, begins
+    if times and host.steps[0][2] > 0:  # a loop, and no start of a program
+        begins = min(times[-1].ends, max(times[-1].begins, _held_until(events, linked, host.steps[0][0])))
+        times[-1] = replace(times[-1], begins=begins, first_work=max(begins, times[-1].first_work))
     return times[::-1]
+
+
+def _held_until(events: TraceEvents, linked: LinkedWork, low: float) -> float:
+    """When the first work of a device begins, if a copy that was launched soon after `low` waits there for what the
+    trace lacks, in a call that blocks until then; minus infinity for others."""
+    if not len(linked) or (linked.device < 0).any():
+        return -np.inf
+    first = int(linked.start_us.argmin())
+    start, launched = float(linked.start_us[first]), float(linked.launched_us[first])
+    waited, lead = start - launched, start - low
+    is_copy = classify_kernel(events.texts[linked.name[first]]).category == "memcpy"
+    blocks = is_copy and linked.returned_us[first] >= start
+    return start if blocks and waited >= max(MIN_UNRECORDED_US, (1 - MAX_LAUNCH_FRAC) * lead) else -np.inf
+
+
+MAX_LAUNCH_FRAC = 0.1
+"""Share of that lead before the launch of the copy."""
 
 
 def _marked_steps(events: TraceEvents) -> dict[int, tuple[float, float]]:

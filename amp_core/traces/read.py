@@ -28,7 +28,13 @@ from amp_core.traces.collective_rows import collective_rows, host_collective_row
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
 from amp_core.traces.decoding import Decoding, decoding
 from amp_core.traces.device_threads import operators_on_device_threads
-from amp_core.traces.device_times import MIN_UNRECORDED_US, DeviceClock, drop_steps_without_work, step_times
+from amp_core.traces.device_times import (
+    MIN_UNRECORDED_US,
+    DeviceClock,
+    cut_last_step,
+    drop_steps_without_work,
+    step_times,
+)
 from amp_core.traces.elementwise_rate import ElementwiseRate, elementwise_rate
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.few_operators import FewOperators, few_operators
@@ -339,6 +345,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     linked = link_work(events, host)
     join_products(events, host, linked)
     drop_steps_without_work(host, linked)
+    cut_last_step(events, host)
     without_work = launches_without_work(events)
     # Operators of an NPU's work are numbered here, where work is linked to them.
     numbers = [
@@ -350,7 +357,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     loop = operator_loop(events, host)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
-    times = step_times(events, host, clock)
+    times = step_times(events, host, linked, clock)
     windows = trace_windows(events, host, linked, times)
     inside = launch_windows(windows, linked)
     queued_us = _queued_us(events, linked)

@@ -280,3 +280,29 @@ def test_a_gpu_without_a_name_whose_kernels_are_old_is_not_told_to_take_bf16(tmp
     trace.kernel("maxwell_sgemm_128x64_nn", 20, 900, 2)
     finding = finding_of(run_of(tmp_path, trace, ""), "fp32-products")
     assert "float16" in finding.snippet and "bfloat16" not in finding.snippet and "TF32" not in finding.advice
+
+
+@pytest.mark.parametrize(("flush_us", "cut"), [(5_000, True), (30, False)])
+def test_a_profiler_that_stops_within_the_last_step_is_none_of_it(tmp_path, flush_us, cut):
+    trace = Made()
+    for step in range(4):
+        at = 1000 * step
+        trace.event("mark", f"ProfilerStep#{step + 3}", at, 1000 + (flush_us if step == 3 else 0), 1)
+        trace.op("aten::mm", at + 5, 900)
+        trace.kernel(made.GEMM, at + 20, 960, at + 10)
+    run = run_of(tmp_path, trace)
+    assert run.windows["wall_us"].iloc[0] == pytest.approx(4000 if cut else 4030, abs=40)
+    assert ("The steps differ" in first_sentence(run)) is False
+
+
+@pytest.mark.parametrize(("first", "wall_us"), [(3, 3_960), (0, 10_000)])
+def test_a_copy_that_waits_for_work_of_before_the_recording_begins_the_first_step(tmp_path, first, wall_us):
+    """At the start of a program it is what sets up the device."""
+    trace = Made()
+    for step, start, us in ((0, 0, 7_000), (1, 7_000, 1_000), (2, 8_000, 1_000), (3, 9_000, 1_000)):
+        trace.event("mark", f"ProfilerStep#{first + step}", start, us, 1)
+        if step:
+            trace.kernel(made.GEMM, start + 20, 960, start + 10)
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 6_040, 100, 100, sort="copy", call_us=6_050)
+    trace.kernel(made.GEMM, 6_200, 780, 6_170)
+    assert run_of(tmp_path, trace).windows["wall_us"].iloc[0] == pytest.approx(wall_us, abs=5)
