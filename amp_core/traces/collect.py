@@ -291,7 +291,7 @@ class _Collector:
     def _add_peer_copy(self, arguments: dict[str, Any], moved: float, us: float) -> None:
         devices = arguments.get("fromDevice"), arguments.get("toDevice")
         source, to = (one if isinstance(one, int) and 0 <= one < MAX_DEVICES else -1 for one in devices)
-        if min(source, to) >= 0:
+        if min(source, to) >= 0 and source != to:
             before = self.events.peer_copies.get((source, to), (0.0, 0.0))
             self.events.peer_copies[source, to] = before[0] + moved, before[1] + us
 

@@ -82,6 +82,7 @@ def cut_last_step(events: TraceEvents, host: Host) -> None:
 
 
 MIN_STEPS_FOR_TAILS = 3
+"""Steps from which the others tell how one usually ends."""
 
 
 @dataclass(frozen=True)

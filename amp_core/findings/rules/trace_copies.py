@@ -10,6 +10,7 @@ from amp_core.analysis.performance.kernels import (
     copies_on_own_streams,
     is_compiled_in_part,
     kernel_rows,
+    numbers_of_import,
     replays_unfused_graphs,
     tiny_copies,
     window_rows,
@@ -62,7 +63,7 @@ def copies(run: Run) -> list[Finding]:
             remedy = ONE_COPY
         elif trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
             remedy = _STATE
-    elif way == "between devices" and "where" in findings[0].title:
+    elif way == "between devices" and numbers_of_import(run, "peer_links", "us")[0] > 0:
         remedy = _SLOW_LINK
     elif way == "within the device" and is_compiled_in_part(run):
         remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED

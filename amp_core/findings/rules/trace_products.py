@@ -243,6 +243,7 @@ def _has_softmax(run: Run, op: str) -> bool:
 
 
 MIN_SOFTMAX_FRAC = 0.1
+"""Time of a softmax over that of the products from which these may be those of attention."""
 
 
 def _is_in_fp32(run: Run, op: str) -> bool:
