@@ -58,11 +58,11 @@ def _baseline(runs: list[Run], run: Run) -> Run | None:
 def _head(names: list[str], runs: list[Run], findings_by_run: list[list[Finding]]) -> Html:
     summaries = []
     for name, run, findings in zip(names, runs, findings_by_run, strict=True):
-        label = tag("h3", name) if len(runs) > 1 else None
+        label, sentence = tag("h3", name) if len(runs) > 1 else None, first_sentence(run)
         summaries += [
             label,
-            texts.headline(findings),
-            texts.chain(diagnosis(run, findings)) or texts.first(first_sentence(run)),
+            texts.headline(findings, sentence),
+            texts.chain(diagnosis(run, findings)) or texts.first(sentence),
             tag("p", texts.summary(overview(run), step_cost(run), is_trace=is_trace(run))),
         ]
     return tag("header", tag("h1", "AMPscope report"), tag("p", " · ".join(names), class_="quiet"), *summaries)

@@ -33,11 +33,14 @@ _DEEPEST = 4
 """Settings nested deeper are shown as they are."""
 
 
-def headline(findings: Sequence[Finding]) -> Html:
-    """The number of errors and warnings in one line, coloured by the worst."""
+def headline(findings: Sequence[Finding], sentence: str = "") -> Html | None:
+    """The number of errors and warnings in one line, coloured by the worst; none where a trace's `sentence` says what
+    there is to win, without a finding."""
     counts = [(sum(f.severity == level for f in findings), level) for level in ("error", "warning")]
     counted = " and ".join(formatting.plural(count, level) for count, level in counts if count)
     worst = next((level for count, level in counts if count), "fine")
+    if not counted and sentence:
+        return None
     return tag("p", f"{counted} found." if counted else "Nothing wrong was found.", class_=f"verdict {worst}")
 
 

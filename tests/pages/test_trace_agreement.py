@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shutil
 
 import pytest
 
@@ -14,7 +15,8 @@ from amp_core.report import report_html
 from amp_core.traces import import_traces
 from tests.pages.conftest import words
 from tests.traces.families import FAMILIES, training_of
-from tests.traces.made import training, write
+from tests.traces.made import run_of, training, write
+from tests.traces.test_judged import H100, decoding
 from tests.traces.test_recorded import FOLDER
 
 RECORDED = sorted(file.name for file in FOLDER.glob("*.json.gz"))
@@ -57,3 +59,14 @@ def test_pages_say_what_diagnose_says(home, open_app):
     said = first_sentence(load_run(home.runs / "a"))
     app = open_app(run="run/a")
     assert not app.exception and plain(said) in plain(words(app))
+
+
+def test_a_trace_that_says_what_to_win_without_a_finding_is_not_called_flawless(home, open_app, tmp_path):
+    imported = run_of(tmp_path, decoding("step[DECODE bs=1]", busy_us=100), *H100)
+    shutil.copytree(imported.path, home.runs / "a")
+    run = load_run(home.runs / "a")
+    assert not [finding for finding in diagnose(run) if finding.severity != "info"]
+    shown, app = plain(html.unescape(re.sub(r"<[^>]+>", "", report_html([run])))), open_app(run="run/a")
+    for text in (shown, plain(words(app))):
+        assert "10 passes decode 1 token each" in text and "Nothing wrong" not in text
+    assert not app.exception

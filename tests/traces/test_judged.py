@@ -15,14 +15,14 @@ H100 = ("NVIDIA H100 80GB HBM3", (9, 0))
 HALF = ["c10::BFloat16"] * 2
 
 
-def decoding(mark, kernel=made.GEMM, product_us=80):
-    """Ten passes, each one launch of a graph that holds a product and a small kernel."""
+def decoding(mark, kernel=made.GEMM, product_us=80, busy_us=90):
+    """Ten passes in 100 µs each, each one launch of a graph that holds a product and a small kernel."""
     trace = Made()
     for number in range(10):
         at = 100 * number
         trace.event("mark", mark, at, 90, 1)
         trace.event("call", "cudaGraphLaunch", at + 1, 4, 1, correlation=number + 1)
-        for name, start, us in ((kernel, at + 10, product_us), (made.RELU, at + 10 + product_us, 90 - product_us)):
+        for name, start, us in ((kernel, at + 10, product_us), (made.RELU, at + 10 + product_us, busy_us - product_us)):
             trace.event("kernel", name, start, us, "stream 7", correlation=number + 1, device=0, stream=7)
     return trace
 

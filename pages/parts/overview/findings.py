@@ -13,7 +13,7 @@ import streamlit as st
 
 from amp_core import Finding, Run, RunError, diagnose
 from amp_core.analysis.numerics.layers import tensor_names
-from amp_core.findings import GUIDE
+from amp_core.findings import GUIDE, first_sentence
 from amp_core.findings.rules.damage import DAMAGED_TABLE
 from amp_core.library.mutes import mute, muted
 from amp_core.library.permissions import current
@@ -84,10 +84,13 @@ def _unreadable(finding: Finding, run: Run, named: bool) -> None:
 
 
 def banner(findings: Sequence[Finding], summary: str, *, ended_well: bool, run: Run | None = None) -> None:
-    """The number of errors and warnings, the verdict, and `summary`."""
+    """The number of errors and warnings, the verdict, and `summary`; of a trace that has a sentence of its own but no
+    finding, that sentence."""
     grave = unmuted_problems(findings, run)
     if not grave and not ended_well:
         st.markdown(words.escape(summary))
+    elif not grave and run is not None and loaders.analysed(first_sentence, run):
+        st.info(words.unbroken(words.escape(summary)), icon=":material/lightbulb:")
     elif not grave:
         st.success(f"Nothing wrong was found. {words.unbroken(words.escape(summary))}", icon=":material/check_circle:")
     else:
