@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.gemm_shapes import is_matrix_op
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named, waits_at_start
 from amp_core.analysis.performance.kernels import (
@@ -191,15 +190,18 @@ MIN_CASTS_FRAC = 0.2
 """Share of autocast's casts in the launches from which they are told."""
 _BETWEEN_FLOATS = r'^$|\["(?:float|c10::Half|c10::BFloat16)", "(?:float|c10::Half|c10::BFloat16)"'
 """Input types of such a cast, where they are recorded."""
+_ASKED_CASTS = r"copy|^aten::(?:to|type_as|_autocast_\w+)$"
+"""Operators that a program calls to convert a tensor."""
 
 
 def _autocasts(run: Run) -> str:
-    """That autocast's casts for products, with those in backward, are a large share of the launches, and how fewer do,
-    as a sentence; else empty."""
+    """That autocast's casts, those within other operators and in backward, are a large share of the launches, and how
+    fewer do, as a sentence; else empty."""
     savings, rows = possible_savings(run), kernel_rows(run)
     casts = rows[(rows["category"] == "cast") & rows["in_dtypes"].str.contains(_BETWEEN_FLOATS)]
-    of_products, back = casts["top_op"].map(is_matrix_op).astype(bool), casts["top_op"].str.startswith("ToCopyBackward")
-    count, count_back = (float(casts["count"][of].sum()) for of in (of_products, back))
+    within = casts["top_op"].str.startswith("aten::") & ~casts["top_op"].str.contains(_ASKED_CASTS)
+    back = casts["top_op"].str.startswith("ToCopyBackward")
+    count, count_back = (float(casts["count"][of].sum()) for of in (within, back))
     share = (count + min(count, count_back)) / max(1.0, float(rows["count"].sum()))
     if savings is None or share < MIN_CASTS_FRAC:
         return ""

@@ -202,7 +202,7 @@ def _alone(savings: Savings, largest: Saving, known: str) -> str:
 MIN_REPEATS = 3
 """Equal passes from which a trace is one of a loop, and not of the start of a program."""
 _IDLE = ("launch-bound", "host-bound", "host-syncs", "kernel-wait", "waiting-for-data")
-MIN_OTHER_IDLE_FRAC = 0.1
+MIN_OTHER_IDLE_FRAC = 0.03
 """Share of the step that a device is idle for other causes than the largest saving's, from which all of it is told."""
 
 

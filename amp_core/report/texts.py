@@ -35,7 +35,7 @@ _DEEPEST = 4
 
 def headline(findings: Sequence[Finding], sentence: str = "") -> Html | None:
     """The number of errors and warnings in one line, coloured by the worst; none where a trace's `sentence` says what
-    there is to win, without a finding."""
+    could be saved, without a finding."""
     counts = [(sum(f.severity == level for f in findings), level) for level in ("error", "warning")]
     counted = " and ".join(formatting.plural(count, level) for count, level in counts if count)
     worst = next((level for count, level in counts if count), "fine")

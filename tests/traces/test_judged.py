@@ -263,6 +263,38 @@ def test_the_operator_with_most_to_win_is_named_though_its_sizes_differ(tmp_path
     assert finding_of(run_of(tmp_path, trace, *H100), "slow-products").where == "aten::mm"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "us", "says"),
+    [
+        (made.GEMM, 100, "too little work in one call"),
+        (made.GEMM, 3000, "Pad them"),
+        ("cutlass_80_tensorop_bf16_s16816gemm_relu_128x64_32x6_nn_align4", 100, "Pad them"),
+    ],
+)
+def test_products_are_padded_where_that_wins_most(tmp_path, kernel, us, says):
+    """Three products of some rows that are no multiple of 8, and one of an odd number of columns that takes `us`."""
+    trace, at = Made(), 100
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    for place, (columns, took_us) in enumerate([(512, 200)] * 3 + [(1021, us)]):
+        dims = [[141, 512], [512, columns]]
+        trace.op("aten::mm", 10 * place, 8, **{"Input Dims": dims, "Input type": HALF})
+        trace.kernel(kernel, at, took_us, 10 * place + 2)
+        at += took_us
+    assert says in finding_of(run_of(tmp_path, trace, *H100), "slow-products").advice
+
+
+@pytest.mark.parametrize(("channels", "says"), [(4, "pad channels"), (64, "padding gains nothing")])
+def test_padding_is_advised_by_all_kernels_off_tensor_cores_and_not_by_the_longest(tmp_path, channels, says):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for place, (of, us) in enumerate([(64, 500), (channels, 400)]):
+        dims = [[512, of, 128], [64, of, 1], [64]]
+        trace.op("aten::conv1d", 20 * place, 18)
+        trace.op("aten::cudnn_convolution", 20 * place + 1, 15, **{"Input Dims": dims, "Input type": ["c10::Half"] * 3})
+        trace.kernel(f"void gemmSN_TN_kernel<__half, {of}, 16, 2>", 50 + 500 * place, us, 20 * place + 2)
+    assert says in finding_of(run_of(tmp_path, trace, *H100), "kernels-off-tensor-cores").advice
+
+
 def test_products_of_a_batch_with_operands_of_their_own_are_not_told_to_be_joined(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)

@@ -80,16 +80,17 @@ def test_adding_to_gradients_is_nothing_that_compiling_fuses(tmp_path, node, sha
     assert (adds in finding.advice) == (share == "30 %")
 
 
+@pytest.mark.parametrize("op", ["aten::linear", "aten::layer_norm"])
 @pytest.mark.parametrize(
     ("trains", "gemm_us", "says"), [(False, 40, "by model.half()"), (True, 4, "leave autocast out"), (True, 40, None)]
 )
-def test_casts_of_autocast_that_only_cost_launches_are_told(tmp_path, trains, gemm_us, says):
+def test_casts_of_autocast_that_only_cost_launches_are_told(tmp_path, trains, gemm_us, says, op):
     """Where products are long, they gain more from 16 bits than the casts take."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     for number in range(10):
         at = 100 * number
-        trace.op("aten::linear", at, 80)
+        trace.op(op, at, 80)
         trace.op("aten::copy_", at + 5, 10, **{"Input type": ["c10::Half", "float", "Scalar"]})
         trace.kernel(made.CAST, at + 20, 2, at + 6)
         trace.op("aten::addmm", at + 20, 20, **{"Input type": ["c10::Half"] * 3})

@@ -147,8 +147,9 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
         return None
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
-    of_ops = wins.groupby(ops["op"]).sum()  # of that with most to win, not of one with few sizes
-    worst = ops.loc[wins[ops["op"] == of_ops.idxmax()].idxmax()]
+    # Of the operator with most to win, not of one with few sizes, and of what padding helps or not.
+    wins_here = wins[_most(wins, ops["op"].str.cat(_gain_by_padding(ops).astype(str)))]
+    worst = ops.loc[wins_here[_most(wins_here, ops["sizes"][wins_here.index])].idxmax()]
     alike = ops[(ops["op"] == worst["op"]) & (ops["sizes"] == worst["sizes"])]  # in other modules or layers
     its_frac = float((alike["of_peak_frac"] * alike["total_us"]).sum() / alike["total_us"].sum())
     # Products on several streams at a time take no longer together than their part of the step.
@@ -166,9 +167,26 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
         f"{percent(its_frac)}{allowed}"
     )
     saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
-    saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), str(worst["padded"]))
+    here = str(worst["padded"]) if _gain_by_padding(ops)[worst.name] else ""
+    saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), here)
     blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
     return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))
+
+
+def _most(wins: "pd.Series[float]", groups: "pd.Series[str]") -> "pd.Series[bool]":
+    """Which rows are of the group with most to win."""
+    return groups == wins.groupby(groups).sum().idxmax()
+
+
+def _gain_by_padding(ops: pd.DataFrame) -> "pd.Series[bool]":
+    """Whether aligned sizes would let a faster kernel run. Rows of matrices, as tokens of a batch, lie one behind the
+    other in memory: how many there are bars no kernel, except where backward has them as columns."""
+    of_rows = ops["unaligned"].str.match(r"M \d+$") & (ops["phase"] != "backward")
+    return (ops["padded"] != "") & (~of_rows | ops["kernel"].str.contains(_NARROW_LOADS))
+
+
+_NARROW_LOADS = r"align[124](?!\d)"
+"""In the names of kernels of CUTLASS that load fewer elements at a time, as other sizes are not aligned for more."""
 
 
 def _lower_rate(lower: SlowerProduct, basis: Basis) -> Saving:

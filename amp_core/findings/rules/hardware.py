@@ -220,7 +220,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     if remedy is None:
         of_signals = "conv1d" in longest["top_op"]
         remedy = _CONV1D if of_signals else None
-        if made is not None and not unaligned(made.sizes, ALIGNED_ELEMENTS):
+        if made is not None and _unaligned_frac(off) < MIN_UNALIGNED_FRAC:
             remedy = _ALIGNED_CONV1D if of_signals else _ALIGNED_CONV
     elif product and longest["op"] in _OF_TWO_TENSORS and "linear" not in longest["top_op"]:
         is_aligned = made is not None and made.sizes.get("K", 1) % 8 == 0
@@ -243,6 +243,18 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     )
     little = is_trace(run) and off["total_us"].sum() < MIN_REPORTED_FRAC * window_rows(run)["wall_us"].sum()
     return [replace(finding, severity="info") if little else finding]
+
+
+def _unaligned_frac(off: pd.DataFrame) -> float:
+    """The share of their time in products of sizes that are no multiples of 8, of kernels whose sizes were recorded."""
+    made = [product_of(str(op), str(shapes)) for op, shapes in zip(off["op"], off["in_shapes"], strict=True)]
+    known = off[[one is not None for one in made]]["total_us"].sum()
+    odd = off[[one is not None and bool(unaligned(one.sizes, ALIGNED_ELEMENTS)) for one in made]]["total_us"].sum()
+    return float(odd / known) if known else 0.0
+
+
+MIN_UNALIGNED_FRAC = 0.2
+"""The same from which padding is advised."""
 
 
 _MIOPEN = Remedy(

@@ -323,8 +323,8 @@ _FP32_ATTENTION = Remedy(
 )
 """FlashAttention and cuDNN's attention take FP16 and BF16 alone."""
 _SMALL = Remedy(
-    "The sizes are aligned, so padding gains nothing: there is too little work in one call for this GPU. Use larger "
-    "batches, or merge several products into one.",
+    "There is too little work in one call for this GPU, and padding gains nothing. Use larger batches, or merge "
+    "several products into one.",
     "qkv = torch.nn.functional.linear(x, torch.cat([wq, wk, wv]))   # one product instead of three",
 )
 _ALIGNED = {
