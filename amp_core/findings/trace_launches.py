@@ -27,6 +27,7 @@ from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import (
+    AHEAD_OF_GRAPH,
     ALL_COMPILED,
     ALL_COMPILED_ELSEWHERE,
     AT_START,
@@ -247,7 +248,7 @@ def launch_remedy(run: Run) -> Remedy | None:
             find_waits(run),
         )
     if on_cuda and graphs and _replays_one_graph(run):
-        return BESIDE_GRAPH
+        return BESIDE_GRAPH if _waits_for_results(run) else AHEAD_OF_GRAPH
     if on_cuda and compiled and rows["op"].str.startswith(_ENGINES).any():
         of_vllm = rows["op"].str.startswith("vllm::").any()
         remedy = IN_PIECES if graphs and is_in_pieces(run) else _of_engine(run) if not graphs else None
@@ -345,6 +346,16 @@ MIN_LEAD_FRAC = 0.9
 """Share of a saving before the first work of a step from which the rest is none of its cause."""
 MAX_OF_LOOP = 2.5
 """Launches from one wait to the next, up to which values are read in a loop that does nothing else."""
+
+
+MIN_RESULTS_FRAC = 0.1
+"""Share of the time after waits of the host in what else the device waits for the host from which these are told."""
+
+
+def _waits_for_results(run: Run) -> bool:
+    """Whether the device is idle after waits of the host for longer than a small part of what it waits for the host."""
+    us = window_rows(run)[["idle_sync_us", "idle_wait_us", "idle_dispatch_us"]].fillna(0.0).sum()
+    return bool(us["idle_sync_us"] >= MIN_RESULTS_FRAC * us.sum())
 
 
 def _replays_one_graph(run: Run) -> bool:

@@ -338,3 +338,21 @@ def test_a_copy_that_waits_for_work_of_before_the_recording_begins_the_first_ste
     trace.kernel("Memcpy HtoD (Pageable -> Device)", 6_040, 100, 100, sort="copy", call_us=6_050)
     trace.kernel(made.GEMM, 6_200, 780, 6_170)
     assert run_of(tmp_path, trace).windows["wall_us"].iloc[0] == pytest.approx(wall_us, abs=5)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_next_replay_is_launched_earlier_only_where_the_host_waits_for_results(tmp_path, waits):
+    trace = Made()
+    for number in range(10):
+        at = 300 * number
+        trace.event("mark", f"ProfilerStep#{number + 3}", at, 299, 1)
+        trace.op("aten::fill_", at + 5, 10)
+        trace.event("call", "cudaGraphLaunch", at + 100, 4, 1, correlation=number + 1)
+        for node in range(3):
+            start = at + 110 + 40 * node
+            args = {"correlation": number + 1, "device": 0, "stream": 7}
+            trace.event("kernel", made.GEMM, start, 40, "stream 7", **args)
+        if waits:
+            trace.event("call", "cudaStreamSynchronize", at + 106, 126, 1, correlation=1000 + number)
+    advice = finding_of(run_of(tmp_path, trace, *H100), "launch-bound").advice
+    assert ("launch the next replay" in advice) == waits and "replays one graph already" in advice
