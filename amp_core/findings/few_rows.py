@@ -4,6 +4,8 @@
 '127 passes decode 1 token each: products in 16 bits take 71.9 % of the profiled window and read every weight for …'
 """
 
+import pandas as pd
+
 from amp_core.analysis.performance.kernels import (
     counted_once,
     is_matrix,
@@ -53,16 +55,39 @@ def _decoding(run: Run, savings: Savings) -> str:
     each = f"{tokens:,.0f} token{'s' if tokens != 1 else ''}"
     if share < MIN_OF_STEP_FRAC:
         return _short_kernels(run, savings, passes, each)
-    wide = products[products["precision"].isin(["fp16", "bf16"])]
+    wide = _in_16_bits(products)
     wide_frac = float(wide["total_us"].sum()) / wall_us
     sizes = "in 16 bits " if wide_frac >= MIN_ALL_WIDE_FRAC * share else ""
-    left = ""
+    of_fewer = products["name"].str.contains(_OF_FEWER_BITS)
+    already = float(products["total_us"][of_fewer].sum()) > float(products["total_us"].sum()) / 2
+    remedies = _REMEDIES.replace("weights of fewer bits, ", "") if already else _REMEDIES
+    longest = longest_name(products, "name")
+    frac = float(products["total_us"][products["name"] == longest].sum()) / wall_us
+    left = f" The longest, {kernel_in_words(longest)}, takes {percent(frac)}." if frac >= MIN_LONGEST_FRAC else ""
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
-        left = f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
+        left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
-        f"{passes:,.0f} passes decode {each} each: products {sizes}take {percent(share)} of the {savings.unit} and "
-        f"read every weight for so few rows, {_REMEDIES}.{left}"
+        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit} and read every weight "
+        f"for so few rows, {remedies}.{left}"
     )
+
+
+MIN_LONGEST_FRAC = 0.25
+"""Share of the step from which the longest of these products is named."""
+
+
+def _decode(passes: float, each: str) -> str:
+    """`127 passes decode 4 tokens each`; `each`: the tokens of one."""
+    return f"{passes:,.0f} passes decode {each} each" if passes > 1 else f"1 pass decodes {each}"
+
+
+_OF_FEWER_BITS = r"(?i)fp4|nf4|int4|i4x|w4a|awq|gptq|marlin|fp8|e4m3|int8|w8a"
+"""In the names of kernels that multiply by weights of fewer bits, in whatever precision they compute."""
+
+
+def _in_16_bits(rows: pd.DataFrame) -> pd.DataFrame:
+    """The products that compute in 16 bits, with weights in 16 bits."""
+    return rows[rows["precision"].isin(["fp16", "bf16"]) & ~rows["name"].str.contains(_OF_FEWER_BITS)]
 
 
 MIN_KERNELS_OF_PASS, MAX_SHORT_US, MIN_IDLE_FRAC = 100.0, 10.0, 0.1
@@ -82,7 +107,7 @@ def _short_kernels(run: Run, savings: Savings, passes: float, each: str) -> str:
     if count < MIN_KERNELS_OF_PASS or us > MAX_SHORT_US or idle_frac < MIN_IDLE_FRAC:
         return ""
     return (
-        f"{passes:,.0f} passes decode {each} each, in {count:,.0f} kernels of {number(us)} µs on average, and between "
+        f"{_decode(passes, each)}, in {count:,.0f} kernels of {number(us)} µs on average, and between "
         f"these the device is idle for {percent(idle_frac)} of the {savings.unit}: more requests per pass make them "
         "longer, and fused kernels make them fewer."
     )
@@ -101,8 +126,7 @@ def in_8_bits(run: Run, savings: Savings | None) -> str:
     if any(one.share >= MAX_OTHER_FRAC for one in savings.ranked):
         return ""
     rows = counted_once(kernel_rows(run))
-    wide = rows[is_matrix(rows) & (rows["category"] != "attention") & rows["precision"].isin(["fp16", "bf16"])]
-    wide = wide[wide["tensor_core"] == "yes"]
+    wide = _in_16_bits(rows[is_matrix(rows) & (rows["category"] != "attention") & (rows["tensor_core"] == "yes")])
     share = float(wide["total_us"].sum()) / float(window_rows(run)["wall_us"].sum())
     if share < MIN_OF_STEP_FRAC:
         return ""

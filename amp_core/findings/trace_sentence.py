@@ -7,6 +7,7 @@ import numpy as np
 
 from amp_core.analysis.performance.idle_savings import VALUES_COPIED, longest_named
 from amp_core.analysis.performance.kernels import (
+    holds_collectives_alone,
     is_matrix,
     kernel_rows,
     left_of_operators,
@@ -72,8 +73,15 @@ def first_sentence(run: Run) -> str:
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
     told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
-    figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run))
+    figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run), _alone_held(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
+
+
+def _alone_held(run: Run) -> str:
+    """What a trace of collectives alone cannot tell; empty for others."""
+    if not holds_collectives_alone(run):
+        return ""
+    return "The trace holds collectives alone: whether the GPU computes beside and between them is unknown."
 
 
 MAX_NO_WORK_FRAC = 0.001
@@ -154,10 +162,13 @@ def _first_sentence(run: Run) -> str:
             "not run, so the device's performance cannot be analysed. Profile the graph's replays."
         )
     largest = savings.ranked[0] if savings.ranked else None
+    by_place = [one for one in (scattered(run, savings), gathered_matrices(run, savings)) if one is not None]
+    by_place.sort(key=lambda one: one.frac, reverse=True)
+    sentences = [one.sentence for one in by_place]
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
         # Short gaps all along are those of a loop.
         is_start = not savings.trains or busy_frac(savings) < MAX_STARTING_FRAC
-        at_start = savings.unit != "step" and is_start
+        at_start = savings.unit != "step" and is_start and not holds_collectives_alone(run)
         of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
         at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
         repeats = run.head.config.get("equal_passes")
@@ -165,10 +176,7 @@ def _first_sentence(run: Run) -> str:
         idle = at_start and not passes_sentence(run) and busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
         hint = _idle_hint(run) if idle else ""
         whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
-        by_place = [one for one in (scattered(run, savings), gathered_matrices(run, savings)) if one is not None]
-        by_place.sort(key=lambda one: one.frac, reverse=True)
         is_first = bool(by_place) and by_place[0].frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
-        sentences = [one.sentence for one in by_place]
         first = f"{sentences[0]} " if is_first else ""
         whole += "".join(f" {sentence}" for sentence in sentences[1 if is_first else 0 :])
         known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
@@ -191,7 +199,13 @@ def _first_sentence(run: Run) -> str:
                 f"Beside {it}, the l{saving}"
             )
         return f"{first}Beside it, the l{saving}" if first else f"L{saving}"
-    return no_saving(run, savings)
+    nothing = no_saving(run, savings)
+    if by_place and by_place[0].frac > MIN_SCATTER_FIRST_FRAC:
+        return f"{' '.join(sentences)} {_BESIDE}{nothing[0].lower()}{nothing[1:]}"
+    return " ".join((nothing, *sentences))
+
+
+_BESIDE = "Beside that, "
 
 
 def _alone(savings: Savings, largest: Saving, known: str) -> str:

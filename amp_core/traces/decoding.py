@@ -11,9 +11,17 @@ import numpy as np
 
 from amp_core.traces.events import MARK, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.graphs import VLLM_PASS
 
-_DECODES = re.compile(r"execute_context_0\(0\)_generation_\d{1,9}\((\d{1,9})\)$|step\[DECODE bs=(\d{1,9})\]$")
-"""Marks of vLLM, with the tokens of the pass, and of SGLang, with its requests."""
+_SGLANG_PASS = re.compile(r"step\[DECODE bs=(\d{1,9})\]$")
+"""A pass of SGLang that decodes, with its requests."""
+
+
+def _tokens(mark: str) -> int:
+    """The tokens that a marked pass without a prompt decodes; 0 for other marks."""
+    if match := VLLM_PASS.match(mark):
+        return int(match[3]) if int(match[1]) == int(match[2]) == 0 else 0
+    return int(match[1]) if (match := _SGLANG_PASS.match(mark)) else 0
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,9 @@ class Decoding:
 
 def decoding(events: TraceEvents, linked: LinkedWork) -> Decoding | None:
     """The passes that decode; None without marks of any, or without their work."""
-    matches = {number: match for number, text in enumerate(events.texts) if (match := _DECODES.match(text))}
-    tokens = {number: int(match[1] or match[2]) for number, match in matches.items()}
+    tokens = {number: count for number, text in enumerate(events.texts) if (count := _tokens(text))}
     names = np.asarray(events.spans.name, dtype=np.int64)
-    marked = np.isin(names, [number for number, count in tokens.items() if count])
+    marked = np.isin(names, list(tokens))
     marked &= np.asarray(events.spans.kind) == MARK
     if not marked.any() or not len(linked):
         return None

@@ -28,14 +28,18 @@ def count_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> int:
     return int(matches[np.asarray(events.calls.name, dtype=np.int64)].sum())
 
 
-_PASS = re.compile(r"execute_context_\d{1,9}\((\d{1,9})\)_generation_\d{1,9}\((\d{1,9})\)$")
-"""A pass of vLLM, which marks how many requests and tokens of prompts and of decoding it has."""
+VLLM_PASS = re.compile(
+    r"execute_(?:\d{1,9}_)?context_(\d{1,9})\((?:sq)?(\d{1,9})[^()]{0,200}\)"
+    r"_generation_\d{1,9}\((?:sq)?(\d{1,9})[^()]{0,200}\)$"
+)
+"""A pass of vLLM, which marks how many requests and tokens of prompts and of decoding it has; some versions write `sq`
+before the tokens, and sums of other lengths behind them."""
 
 
 def tokens_of_smallest_pass(events: TraceEvents) -> int:
     """The tokens of the smallest pass that a serving engine marks, beside empty ones; 0 without such marks."""
-    matches = (_PASS.match(text) for text in events.texts)
-    return min((tokens for match in matches if match and (tokens := int(match[1]) + int(match[2]))), default=0)
+    matches = (VLLM_PASS.match(text) for text in events.texts)
+    return min((tokens for match in matches if match and (tokens := int(match[2]) + int(match[3]))), default=0)
 
 
 def compiled_calls(events: TraceEvents) -> int:

@@ -7,7 +7,7 @@ from amp_core.analysis.performance.collectives import rank_waiting
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import Made, finding_of, run_of
+from tests.traces.made import Made, finding_of, run_of, runs_of
 from tests.traces.test_collectives import ddp
 from tests.traces.test_collectives import run_of as ranks_of
 
@@ -32,6 +32,10 @@ def decoding(mark, kernel=made.GEMM, product_us=80, busy_us=90):
     [
         ("execute_context_0(0)_generation_4(4)", "10 passes decode 4 tokens each: products in 16 bits take 8"),
         ("step[DECODE bs=1]", "10 passes decode 1 token each: products in 16 bits take 8"),
+        (
+            "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)",
+            "10 passes decode 32 tokens each: products in 16 bits take 8",
+        ),
         ("step[DECODE bs=128]", ""),
         ("execute_context_1(512)_generation_0(0)", ""),
     ],
@@ -39,6 +43,13 @@ def decoding(mark, kernel=made.GEMM, product_us=80, busy_us=90):
 def test_passes_that_decode_few_tokens_read_every_weight_for_them(tmp_path, mark, says):
     sentence = first_sentence(run_of(tmp_path, decoding(mark), *H100))
     assert sentence.startswith(says or "GEMM/conv takes 80.8 %") and ("speculative decoding" in sentence) == bool(says)
+
+
+def test_products_with_weights_of_fewer_bits_are_told_to_take_neither_fewer_nor_fp8(tmp_path):
+    kernel = "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1"
+    sentence = first_sentence(run_of(tmp_path / "pass", decoding("step[DECODE bs=1]", kernel), *H100))
+    assert "weights of fewer bits" not in sentence and f"The longest, {kernel}, takes 80.8 %" in sentence
+    assert "FP8" not in first_sentence(run_of(tmp_path / "other", decoding("pass", kernel), *H100))
 
 
 def test_short_products_are_not_told_to_bound_what_decodes(tmp_path):
@@ -154,15 +165,16 @@ def test_a_host_that_is_long_before_each_launch_of_one_kernel_is_not_told_to_cap
     assert "before one kernel" in finding.advice and "reduce-overhead" not in finding.snippet
 
 
+@pytest.mark.parametrize("product_us", [300, 375])  # with the device idle for 8 %, or never long
 @pytest.mark.parametrize(("tokens", "told"), [(256, True), (16, False)])
-def test_matrices_that_are_copied_for_each_row_are_told(tmp_path, tokens, told):
+def test_matrices_that_are_copied_for_each_row_are_told(tmp_path, tokens, told, product_us):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::index", 0, 8, **{"Input Dims": [[16, 512, 1024], []], "Input type": ["c10::BFloat16", ""]})
     trace.kernel("void at::native::vectorized_gather_kernel<16, long>", 20, 600, 2)
     dims = [[tokens, 1, 512], [tokens, 512, 1024]]
     trace.op("aten::bmm", 10, 8, **{"Input Dims": dims, "Input type": HALF})
-    trace.kernel(made.GEMM, 620, 300, 12)
+    trace.kernel(made.GEMM, 620, product_us, 12)
     sentence = first_sentence(run_of(tmp_path, trace, *H100))
     says = "aten::index takes 60.0 % of the step: it copies a matrix of 512 × 1024 for each of 256 products, from 16"
     assert sentence.startswith(says) == told and ("it copies a matrix" in sentence) == told
@@ -356,3 +368,22 @@ def test_the_next_replay_is_launched_earlier_only_where_the_host_waits_for_resul
             trace.event("call", "cudaStreamSynchronize", at + 106, 126, 1, correlation=1000 + number)
     advice = finding_of(run_of(tmp_path, trace, *H100), "launch-bound").advice
     assert ("launch the next replay" in advice) == waits and "replays one graph already" in advice
+
+
+def test_of_collectives_alone_neither_idle_time_nor_overlap_is_told(tmp_path):
+    """What computes was removed from the traces of two ranks, of which the second enters each collective later."""
+    traces = []
+    for rank, late_us in enumerate((0, 300)):
+        trace = Made()
+        for number in range(4):
+            args = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 10_000, "Group size": 2}
+            args |= {"Process Group Name": "0", "device": rank, "stream": 7, "correlation": number}
+            at = 1000 * number + late_us
+            trace.event("kernel", made.NCCL, at, 400 - late_us, "stream 7", **args)
+        traces.append(trace)
+    run = runs_of(tmp_path, traces)
+    assert [finding.code for finding in diagnose(run)] == ["exposed-communication"]
+    (finding,), sentence = diagnose(run), first_sentence(run)
+    for text in (finding.title, finding.advice, sentence):
+        assert "rank 1" in text and "idle" not in text and "overlap hides" not in text
+    assert "holds collectives alone" in sentence and "only communicates" not in finding.title

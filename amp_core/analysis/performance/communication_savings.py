@@ -36,6 +36,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import alone_loading_us
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
+    holds_collectives_alone,
     of_main,
     window_rows,
 )
@@ -85,7 +86,8 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
     carried = f"; {transfer.words}" if transfer is not None and is_transfer else ""
     in_one = "" if carried or waits or missing.us else _in_one(by_collective, measured * basis.steps)
     told = f"{in_launch}{in_one}{apart}{missing.words or waits}{carried}"
-    communicates = f"The GPU only communicates for {basis.taken(measured)}{told}"
+    takes = "Collectives take" if holds_collectives_alone(run) else "The GPU only communicates for"
+    communicates = f"{takes} {basis.taken(measured)}{told}"
     return [
         late_rank_saving(run, basis.unit)
         or (_busiest_rank(run, basis.unit) if not waits else None)
@@ -181,6 +183,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     shown = late.head(MAX_RANKS_NAMED)
     at_least, of_these = _of_some_ranks(run)
     idle, held = _idle_of_late(windows, named, shown["rank"].tolist(), steps, unit)
+    idle = "" if holds_collectives_alone(run) else f"{idle}; "
     slower = slower_gpus(windows, named) if set(held) != set(named) else 0.0
     theirs = windows[~windows["rank"].isin(named)]
     hosts_us = float(theirs["host_us"].sum()) / others / steps
@@ -195,7 +198,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     enters = f"which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
     if later_us:
         enters = f"whose {'step' if unit == 'step' else 'trace'} begins {number(later_us / 1e3, 'ms')} later"
-    idle = "" if later_us else f"{idle}; "
+    idle = "" if later_us else idle
     return Saving(
         "exposed-communication",
         saved_us,
@@ -333,6 +336,8 @@ def _most_waited_for(run: Run) -> pd.DataFrame:
 def _idle_instead(run: Run, late: pd.DataFrame, unit: str) -> str:
     """How long the GPUs of the late ranks are idle, and those of the others, in words; empty where that does not
     explain why the others wait for each of them. `late`: rows of `rank_waiting`."""
+    if holds_collectives_alone(run):
+        return ""
     windows, ranks = window_rows(run), late["rank"].tolist()
     steps = max(1.0, float(windows["steps"].fillna(1.0).sum()) / windows["rank"].nunique())
     idle_ms = windows.groupby("rank")["idle_us"].sum() / steps / 1e3

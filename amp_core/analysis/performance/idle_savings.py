@@ -14,6 +14,7 @@ from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.kernels import (
     TO_HOST,
     first_calls_of,
+    holds_collectives_alone,
     kernel_rows,
     optimizer_frac,
     tiny_copies,
@@ -89,6 +90,8 @@ def idle_savings(
     """Savings of these windows per step. `between_us` of the time before late launches is told with the collectives
     that it lies between."""
     idle = _Idle(run, with_late_launches(run, windows), rows, basis)
+    if holds_collectives_alone(run):
+        return []
     return [_for_data(idle), _late_launches(idle, between_us), _after_syncs(idle), _queued(idle)]
 
 
@@ -192,8 +195,6 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
             between = f", nearly all within its first {first}{between}"
         what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
         why = f" because the host launches too late{what}"
-    elif len(idle.rows) and (idle.rows["category"] == "communication").all():
-        code, why = "unexplained-idle", ", or does what the trace lacks: it holds collectives alone"
     else:
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
     or_waits = " or waits in collectives" if basis.is_long(loading_us) else ""

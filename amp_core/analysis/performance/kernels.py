@@ -283,6 +283,14 @@ def is_trace(run: Run) -> bool:
     return run.head.config.get("format") == "torch.profiler"
 
 
+def holds_collectives_alone(run: Run) -> bool:
+    """Whether a trace holds collectives and nothing else, as one from which the rest was removed: whether a device
+    computes beside and between them is unknown."""
+    rows = kernel_rows(run, everything=True)
+    without = is_trace(run) and run.head.config.get("without_operators") is True
+    return bool(without and len(rows) and (rows["category"] == "communication").all())
+
+
 def traced_step_us(run: Run) -> float | None:
     """Mean wall time of a step in an imported trace, over its windows, in microseconds, of a CPU without the profiler's
     own work; None for other runs and where the trace has no step markers."""

@@ -28,6 +28,7 @@ from amp_core.analysis.performance.idle_savings import (
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     counted_once,
+    holds_collectives_alone,
     is_trace,
     kernel_rows,
     left_of_operators,
@@ -126,6 +127,7 @@ def _possible_savings(run: Run) -> Savings | None:
     alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     is_idle |= is_behind_host(windows, basis)
+    is_idle &= not holds_collectives_alone(run)
     # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does. The host
     # is in copies itself, but loading, by other processes, goes on.
     for_data = is_idle and basis.is_long(float(np.nan_to_num(cost.us("data"))))

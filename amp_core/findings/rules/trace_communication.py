@@ -17,7 +17,13 @@ from amp_core.analysis.performance.collectives import (
 )
 from amp_core.analysis.performance.communication_savings import compress_hook
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import (
+    holds_collectives_alone,
+    is_matrix,
+    kernel_rows,
+    on_cpu,
+    window_rows,
+)
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -124,6 +130,8 @@ def exposed_communication(run: Run) -> list[Finding]:
         elif hidden:
             remedy = replace(remedy, advice=f"{remedy.advice} {hidden}")
         findings = [replace(f, advice=f.advice.replace(entry, remedy.advice), snippet=remedy.snippet) for f in findings]
+    if holds_collectives_alone(run):
+        findings = [replace(f, advice=_ALONE.advice, snippet=_ALONE.snippet) for f in findings]
     missing = next((c for c in savings.ranked if c.waiting_us), None) if savings is not None else None
     if has_all_ranks(run) or missing is not None:
         findings = [replace(f, advice=f.advice.replace(_OTHER_RANKS, "")) for f in findings]
@@ -310,6 +318,13 @@ _OUTLASTS = Remedy(
     "exchange fewer bytes, or less often, as after several micro-batches." + _OTHER_RANKS,
     "with model.no_sync():   # in all micro-batches but the last\n    loss.backward()",
 )
+_ALONE = Remedy(
+    "Whether the device computes beside these collectives is not in the trace, so what overlap would save is unknown. "
+    "Record the CPU and all kernels on every rank." + _OTHER_RANKS,
+    'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
+    "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)",
+)
+"""Of traces that hold collectives and nothing else."""
 _NOTHING_BESIDE = Remedy(
     "The device does hardly anything beside its collectives, so no overlap hides them: send fewer, larger messages, "
     "and give each rank more work." + _OTHER_RANKS,
