@@ -43,8 +43,8 @@ def own_profiler(run: Run) -> str:
     return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
 
 
-def no_saving(run: Run, savings: Savings) -> str:
-    """That no single change saves much, and what takes the time, as sentences."""
+def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
+    """That no single change saves much, and what takes the time, as sentences. `in_16_bits`: products in 8 would."""
     cost = savings.cost
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
         is_narrow = of_token(savings.unknown_kernel) in ("fp16", "bf16", *SMALL_TYPES)
@@ -100,8 +100,10 @@ def no_saving(run: Run, savings: Savings) -> str:
             f"{kernel_in_words(_longest_other(run)[0])} takes {percent(_longest_other(run)[1])} of the {savings.unit}: "
             f"{_IN_STEPS}. Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
         )
-    change = "No single change that is looked for" if _HALVED in beside else "No single change"
-    return f"{change} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: {told}.{beside}{rest}"
+    change = "no single change that is looked for" if _HALVED in beside else "no single change"
+    change = f"in 16 bits, {change}" if in_16_bits else change
+    nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
+    return f"{nothing}: {told}.{beside}{rest}"
 
 
 def _beside_products(run: Run, savings: Savings) -> str:

@@ -5,6 +5,8 @@
 """
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.signals import facts
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -52,6 +54,8 @@ def loop_sentence(run: Run) -> str:
     names = facts(run.head.config, "operator_loop").get("names")
     if passes < MIN_PASSES or not 0 < us <= of_us or not isinstance(names, list) or not is_trace(run):
         return ""
+    if _is_behind_device(run):
+        return ""
     most = f", most in {names[0]}," if len(names) > 1 else f", {names[0]},"
     each = f"the same {operators:,.0f} operators{most}" if operators > 1 else str(names[0])
     kind, (kernels,) = loop_kind(run), numbers_of_import(run, "operator_loop", "kernels")
@@ -60,6 +64,19 @@ def loop_sentence(run: Run) -> str:
         f"A loop of Python runs {each} {passes:,.0f} times{steps_of(run)[1]}{launching}, for {number(us / 1e3)} of "
         f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): {_OF_LOOP[kind]}."
     )
+
+
+def _is_behind_device(run: Run) -> bool:
+    """Whether a device hardly waits for the host, so that a shorter loop of the host ends no step sooner."""
+    savings = possible_savings(run)
+    if savings is None:
+        return False
+    late = [saving for code in _LATE if (saving := savings.of(code)) is not None]
+    return sum(saving.saved_us for saving in late) < MIN_SAVED_FRAC * savings.cost.step_us
+
+
+_LATE = ("launch-bound", "host-bound", "host-syncs", "unexplained-idle")
+"""Savings of what the device waits for the host."""
 
 
 SLICES, COMPARES, MOVES, OTHER = "slices", "compares", "moves", "other"

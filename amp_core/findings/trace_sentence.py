@@ -138,6 +138,8 @@ def _small(run: Run) -> str:
     savings = possible_savings(run)
     if savings is None or any(c.saved_us > 0 for c in savings.ranked) or len(savings.small) < 2:
         return ""
+    if gathered_matrices(run, savings) is not None:  # without the copies, products are others
+        return ""
     us = sum(c.saved_us for c in savings.small)
     if us < MIN_SAVED_FRAC * savings.cost.step_us:
         return ""
@@ -199,13 +201,11 @@ def _first_sentence(run: Run) -> str:
                 f"Beside {it}, the l{saving}"
             )
         return f"{first}Beside it, the l{saving}" if first else f"L{saving}"
-    nothing = no_saving(run, savings)
     if by_place and by_place[0].frac > MIN_SCATTER_FIRST_FRAC:
-        return f"{' '.join(sentences)} {_BESIDE}{nothing[0].lower()}{nothing[1:]}"
-    return " ".join((nothing, *sentences))
-
-
-_BESIDE = "Beside that, "
+        them = "that" if len(by_place) == 1 else "these"
+        least = percent(MIN_SAVED_FRAC)
+        return f"{' '.join(sentences)} Beside {them}, nothing would save {least} or more of the {savings.unit}."
+    return " ".join((no_saving(run, savings, in_16_bits=bool(in_8_bits(run, savings))), *sentences))
 
 
 def _alone(savings: Savings, largest: Saving, known: str) -> str:

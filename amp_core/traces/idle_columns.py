@@ -50,6 +50,7 @@ def idle_columns(
         (trace.call_start[long], trace.call_end[long]),
         trace.copies[selected],
         trace.communication[selected],
+        (trace.copies & _is_named(trace, _FROM_PAGEABLE))[selected],
     )
     explain = functools.partial(
         idle_causes,

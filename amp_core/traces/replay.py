@@ -68,24 +68,28 @@ class Replay:
         waits: tuple[Floats, Floats],
         copies: Bools | None = None,
         collectives: Bools | None = None,
+        uploads: Bools | None = None,
     ) -> "Replay":
-        """Of work with start and end, start and end of the call that launched it, and stream, and which of it is copies
-        and collectives, none unless given; and of all calls, as start and end, that may end when the device comes so
-        far: waits, and launches that wait for room in a queue."""
+        """Of work with start and end, start and end of the call that launched it, and stream, and which of it is
+        copies, collectives, and copies from memory of the host that is not pinned, none unless given; and of all calls,
+        as start and end, that may end when the device comes so far: waits, and launches that wait for room in a
+        queue."""
         order = np.argsort(starts, kind="stable")
         none = np.zeros(len(starts), dtype=bool)
-        copies, collectives = (none if kind is None else kind for kind in (copies, collectives))
+        copies, collectives, uploads = (none if kind is None else kind for kind in (copies, collectives, uploads))
         shortens = ~(copies | collectives)[order]
         in_call = np.where(starts < returned, launched, np.nan)[order]
         # A call that returns after its work has ended waited for it.
         waited = ((returned >= ends) | copies)[order]
+        # Until such a copy begins, its call moves what it copies to memory that is pinned.
+        staged = (uploads & (returned > starts))[order]
         back = np.where(returned >= ends, np.minimum(launched, returned), returned)
         ready = np.where(np.isfinite(returned) & (launched < starts), np.minimum(back, starts), -np.inf)[order]
         starts, ends, streams = starts[order], ends[order], streams[order]
         by_end = np.argsort(ends, kind="stable").astype(np.int32)
         own, last = _on_streams(streams, ends - starts)
         own_end = np.where(own >= 0, ends[own], -np.inf)
-        other = _waited_for(starts, ends, ready, own_end, by_end)
+        other = np.where(staged, np.int32(-1), _waited_for(starts, ends, ready, own_end, by_end))
         other_end = np.where(other >= 0, ends[other], -np.inf)
         latest = np.maximum(ready, np.maximum(own_end, np.minimum(other_end, starts)))
         latest = np.where(np.isfinite(latest), latest, 0.0)  # nothing is known to be waited for

@@ -394,7 +394,7 @@ def test_late_starts_for_which_the_host_waits_name_the_waits(tmp_path):
         trace.event("call", "cudaStreamSynchronize", at + 20, 900, 1, correlation=900 + number)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert "although work is queued" in sentence
-    assert "the host waits meanwhile, in 4 synchronizations (aten::_coalesce)" in sentence
+    assert "the host waits meanwhile, in synchronizations (aten::_coalesce)" in sentence
 
 
 @pytest.mark.parametrize(("own_us", "told"), [(6_000, "60.0 %"), (400, "")])

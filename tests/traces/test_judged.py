@@ -63,9 +63,9 @@ def test_fp8_is_told_where_products_of_16_bits_are_all_that_is_left(tmp_path, gp
     assert ("in FP8, which this GPU multiplies 2.0 × as fast by the data sheet" in sentence) == told
 
 
-@pytest.mark.parametrize(("graphs", "told"), [(0, True), (1, False)])
-def test_replays_of_graphs_are_no_loop_over_small_operators(tmp_path, graphs, told):
-    """Before each replay torch fills the state of random numbers."""
+@pytest.mark.parametrize(("graphs", "busy_us", "told"), [(0, 900, True), (1, 900, False), (0, 2900, False)])
+def test_replays_of_graphs_are_no_loop_over_small_operators(tmp_path, graphs, busy_us, told):
+    """Before each replay torch fills the state of random numbers. Nor is a loop told for which no device waits."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 3000, 1)
     trace.op("aten::relu", 0, 5)
@@ -74,7 +74,9 @@ def test_replays_of_graphs_are_no_loop_over_small_operators(tmp_path, graphs, to
         trace.op("aten::fill_", at, 20)
         for _ in range(graphs):
             trace.event("call", "cudaGraphLaunch", at + 22, 5, 1, correlation=1000 + number)
-    trace.kernel(made.GEMM, 10, 2900, 2)
+    trace.kernel(made.GEMM, 10, busy_us, 2)
+    trace.op("aten::relu", 2950, 5)
+    trace.kernel(made.RELU, 2960, 2, 2952)
     assert ("A loop of Python runs aten::fill_" in first_sentence(run_of(tmp_path, trace))) == told
 
 

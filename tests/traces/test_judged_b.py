@@ -82,12 +82,13 @@ def test_shorter_products_end_no_copies_that_block_the_host_sooner(tmp_path):
     assert first_sentence(run).startswith("Largest possible saving: the GPU only copies and fills")
 
 
-def replay_of(*work, copies=()):
+def replay_of(*work, copies=(), uploads=()):
     """Work as start, end, launch, return and stream; calls of 50 us and more may wait."""
     starts, ends, launched, returned, streams = np.array(work, dtype=float).T
-    long = returned - launched >= 50
-    stays = np.isin(np.arange(len(work)), copies)
-    return Replay.of(starts, ends, launched, returned, streams, (launched[long], returned[long]), stays)
+    long, places = returned - launched >= 50, np.arange(len(work))
+    stays, staged = np.isin(places, copies), np.isin(places, uploads)
+    waits = (launched[long], returned[long])
+    return Replay.of(starts, ends, launched, returned, streams, waits, stays, uploads=staged)
 
 
 def test_a_call_that_copies_waits_for_its_copy_alone():
@@ -98,6 +99,13 @@ def test_a_call_that_copies_waits_for_its_copy_alone():
     shorter = np.array([90.0] * 5 + [0.0] * 2)
     assert replay.sooner_us(shorter) == 0
     assert set(reach_fracs(replay)) == {0.0}
+
+
+@pytest.mark.parametrize(("uploads", "sooner_us"), [((1,), 0), ((), 90)])
+def test_a_copy_that_its_call_stages_waits_for_no_kernel_that_ends_by_chance(uploads, sooner_us):
+    """The call moves what it copies to pinned memory, until just after a kernel of another stream ends."""
+    replay = replay_of((10, 110, 0, 1, 7), (112, 300, 20, 305, 9), copies=(1,), uploads=uploads)
+    assert replay.sooner_us(np.array([90.0, 0.0])) == sooner_us
 
 
 def test_a_slow_launch_waits_for_no_room_in_a_queue():

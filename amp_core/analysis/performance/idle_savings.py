@@ -137,7 +137,7 @@ def _queued(idle: _Idle) -> Saving:
         waited_for = ", and nothing in the trace shows what it waits for"
         if idle.us("sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
             _, in_waits = _syncing(idle.windows, "idle_wait_op", wait_us * idle.basis.steps)
-            waited_for += f"; the host waits meanwhile, in {_number_of_syncs(idle.basis.cost.syncs)}{in_waits}"
+            waited_for += f"; the host waits meanwhile, in synchronizations{in_waits}"
     gpu, held_us, step_us, unit = _held(idle.windows, wait_us, idle.basis)
     lost = idle.us("idle_wait_lost_us") / max(idle.us("idle_wait_us"), 1e-3)
     what = f"{gpu} is idle for {100 * held_us / step_us:.0f} % of {unit} although work is queued{waited_for}"

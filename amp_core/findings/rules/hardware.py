@@ -195,13 +195,12 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     rows = kernel_rows(run)
     if rows.empty or on_cpu(rows) or no_tensor_cores_on_device(run):
         return []
-    matrix = rows[is_matrix(rows)]
-    total = float(matrix["total_us"].sum())
-    ops = matrix_ops(run)
+    matrix, ops = rows[is_matrix(rows)], matrix_ops(run)
     never = ops[ops["reason"].isin(["vector", "depthwise"])]
-    off = matrix[(matrix["tensor_core"] == "no") & ~matrix["precision"].isin(["fp32", "tf32", "fp64"])]
     # Kernels of a captured graph name no operator, but a product with a vector gains nothing from tensor cores.
-    off = off[~off["name"].isin(never["kernel"]) & ~off["name"].str.contains("gemv", regex=False)]
+    matrix = matrix[~matrix["name"].isin(never["kernel"]) & ~matrix["name"].str.contains("gemv", regex=False)]
+    total = float(matrix["total_us"].sum())
+    off = matrix[(matrix["tensor_core"] == "no") & ~matrix["precision"].isin(["fp32", "tf32", "fp64"])]
     kinds = matrix_kinds(off["total_us"], off["category"] == "attention")
     if len(kinds.fracs) == 1:  # not beside the time of the other kind
         matrix = matrix[(matrix["category"] == "attention") == (kinds.text == "attention")]
