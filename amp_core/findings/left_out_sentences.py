@@ -35,6 +35,8 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     unknown = unknown_host(run)
     if is_trace(run) and (missing := _missing_kernels(run.head.config)):
         first.append(missing)
+    if is_trace(run) and (lost := _lost_tail(run.head.config)):
+        first.append(lost)
     parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
     in_two = any(part.get("kind") in _OF_THE_DEVICE for part in parts)
     for part in parts:
@@ -65,6 +67,17 @@ def _missing_kernels(config: Mapping[str, Any]) -> str:
     return (
         f"{missing:,} of {launches:,} launches have no kernel in the trace, which the profiler dropped or did not "
         "record: what follows is of the others."
+    )
+
+
+def _lost_tail(config: Mapping[str, Any]) -> str:
+    """The sentence on work at the end that the trace lacks; empty where the host waits for none."""
+    us = config.get("lost_tail_us")
+    if not isinstance(us, int | float) or us <= 0:
+        return ""
+    return (
+        f"The host still waits for the device for {number(us / 1e3, 'ms')} after its last recorded work, so the trace "
+        "lacks what ran then: what follows is of the recorded part."
     )
 
 

@@ -30,7 +30,8 @@ _TILE_OF = re.compile(_TILE)
 MIN_FAMILY_RATIO = 1.1
 """Time of kernels of one name but for what follows that size, over that of the longest, from which they are told."""
 MIN_ON_CORES_FRAC = 0.95
-"""Share of the time of each kind of products on tensor cores from which they are said to run there."""
+"""Share of the time of products, of each kind, on tensor cores from which they are said to run there; and of that in
+FP32, from which all are said to be."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class MatrixWork:
     shares: str
     """The same of each kind, in words."""
     where: str
-    """`, on tensor cores` and at what rate; empty if much of them runs elsewhere."""
+    """`, on tensor cores` and at what rate, or `, in FP32`; empty if neither is so of nearly all."""
     kernel: str
     """Name of the kernel with most of their time; empty without one."""
     kernel_frac: float
@@ -68,6 +69,8 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     of_kinds = rows["total_us"].groupby(rows["category"] == "attention").sum()
     told = of_kinds >= MIN_KIND_FRAC * float(of_kinds.sum())
     on_cores = us > 0 and bool((on >= MIN_ON_CORES_FRAC * of_kinds)[told].all())
+    in_fp32 = rows["total_us"][(rows["precision"] == "fp32") & (rows["tensor_core"] == "no")].sum()
+    in_fp32 = us > 0 and in_fp32 >= MIN_ON_CORES_FRAC * rows["total_us"].sum()
     by_name = rows.groupby("name")["total_us"].sum()
     frac = us / cost.step_us
     by_family = by_name.groupby(by_name.index.str.split(_TILE, n=1, regex=True).str[0]).sum()
@@ -77,7 +80,7 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
         kinds,
         frac,
         shares=" and ".join(percent(share * frac) for share in kinds.fracs),
-        where=f", on {cores}{at}" if on_cores else "",
+        where=f", on {cores}{at}" if on_cores else ", in FP32" if in_fp32 else "",
         kernel=str(by_name.idxmax()) if len(by_name) else "",
         kernel_frac=float(by_name.max() / by_name.sum()) * frac if len(by_name) else 0.0,
         family_frac=family_us / float(by_name.sum()) * frac if is_family else 0.0,

@@ -297,9 +297,13 @@ def ahead_before(run: Run) -> str:
     calls_us, idle_us = (float(windows[name].fillna(0.0).sum()) for name in ("host_call_us", "idle_us"))
     if calls_us > idle_us / 2:  # calls that allocate or load take long without a profiler, too
         return ""
+    products = savings.of("fp32-products")
+    full, ahead = products.unlimited if products is not None else None, ""
+    if full is not None and full.share >= MIN_SAVED_FRAC:
+        ahead = f": if the host is ahead there, {full.in_sentence} ({full.how_much(savings.unit)})"
     return (
         f"When the recording began, {number(queued_us / 1e3, 'ms')} of launched work were still queued: the host was "
-        "ahead then, so recording may be what makes it late. Time the step without the profiler first."
+        f"ahead then, so recording may be what makes it late. Time the step without the profiler first{ahead}."
     )
 
 

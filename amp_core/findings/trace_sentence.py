@@ -146,7 +146,7 @@ def _small(run: Run) -> str:
     largest = savings.small[0]
     return (
         f"Smaller savings add up to {percent(us / savings.cost.step_us)}; the largest: "
-        f"{_in_sentence(largest)} ({largest.how_much(savings.unit)})."
+        f"{largest.in_sentence} ({largest.how_much(savings.unit)})."
     )
 
 
@@ -210,7 +210,7 @@ def _first_sentence(run: Run) -> str:
 
 def _alone(savings: Savings, largest: Saving, known: str) -> str:
     """The largest saving as a sentence, without its first letter."""
-    return f"{known}: {_in_sentence(largest)} ({largest.how_much(savings.unit)})."
+    return f"{known}: {largest.in_sentence} ({largest.how_much(savings.unit)})."
 
 
 MIN_REPEATS = 3
@@ -262,7 +262,7 @@ def _next(savings: Savings) -> str:
         return ""
     if first.late_ranks:  # what makes them late
         return f" {second.what}."
-    return f" The next: {_in_sentence(second)} ({second.how_much(savings.unit)})."
+    return f" The next: {second.in_sentence} ({second.how_much(savings.unit)})."
 
 
 def _held(largest: Saving) -> str:
@@ -274,7 +274,7 @@ def _held(largest: Saving) -> str:
 def _late_beside(savings: Savings, largest: Saving) -> str:
     """The waiting for late ranks, where the ranks are idle for longer by their own hosts; else empty."""
     late = next((c for c in savings.ranked if c.late_ranks or c.of_hosts_us), None)
-    return f" Beside that, {_in_sentence(late)}." if late is not None and largest.code in _IDLE else ""
+    return f" Beside that, {late.in_sentence}." if late is not None and largest.code in _IDLE else ""
 
 
 MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
@@ -340,8 +340,3 @@ _NO_MODEL = "the model may not be in the trace"
 def may_lack_model(run: Run) -> bool:
     """Whether the first sentence says that the model may not be in the trace: then no advice about it fits."""
     return _NO_MODEL in _first_sentence(run)
-
-
-def _in_sentence(saving: Saving) -> str:
-    text = saving.what
-    return text if text[:2].isupper() else f"{text[0].lower()}{text[1:]}"  # GEMM/conv keeps its capitals

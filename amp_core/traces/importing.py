@@ -229,6 +229,7 @@ _COUNTED = (
     "host_peak_bytes",
     "outer_frees",
     "queued_us",
+    "lost_tail_us",
 )
 """What is counted or measured in a trace as a whole, by its name in `Trace`."""
 _FOUND = (

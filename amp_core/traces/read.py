@@ -65,6 +65,7 @@ from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_tim
 from amp_core.traces.long_calls import outer_frees
 from amp_core.traces.long_views import LongView, long_view
 from amp_core.traces.loops import OperatorLoop, operator_loop
+from amp_core.traces.lost_tail import lost_tail_us
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.misclocked import Misclocked, drop_misclocked
@@ -138,6 +139,8 @@ class Trace:
     """Time at the beginning of a trace without steps in which the device did what was launched before it."""
     queued_us: float = 0.0
     """For how long after the first event of the host the device did what was launched before the trace began."""
+    lost_tail_us: float = 0.0
+    """How long the host waits for the device after its last recorded work; 0 where it does not, or not long."""
     captures: int = 0
     """Captures of graphs on the device."""
     graph_launches: int = 0
@@ -417,6 +420,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
         queued_us=queued_us,
+        lost_tail_us=lost_tail_us(events, linked) if len(events.work) else 0.0,
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),

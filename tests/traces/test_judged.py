@@ -389,3 +389,29 @@ def test_of_collectives_alone_neither_idle_time_nor_overlap_is_told(tmp_path):
     for text in (finding.title, finding.advice, sentence):
         assert "rank 1" in text and "idle" not in text and "overlap hides" not in text
     assert "holds collectives alone" in sentence and "only communicates" not in finding.title
+
+
+@pytest.mark.parametrize(("waits", "told"), [((5, 1800), True), ((900, 1800), True), ((5, 1200), False), (None, False)])
+def test_work_that_the_trace_lacks_at_its_end_is_told(tmp_path, waits, told):
+    """The last recorded work ends at 1,010 us, and a wait for the device after it."""
+    trace = Made()
+    trace.op("aten::mm", 0, 4)
+    trace.kernel(made.GEMM, 10, 1000, 1)
+    if waits:
+        trace.event("call", "cudaStreamSynchronize", waits[0], waits[1] - waits[0], 1, correlation=99)
+    sentence = first_sentence(run_of(tmp_path, trace, *H100))
+    lacks = "The host still waits for the device for 0.790 ms after its last recorded work, so the trace lacks"
+    assert sentence.startswith(lacks) == told and ("lacks" in sentence) == told
+
+
+def test_what_16_bits_save_of_a_host_that_was_ahead_before_the_recording_is_told(tmp_path):
+    trace = Made()
+    trace.event("kernel", made.SIMT, 0, 600, "stream 7", correlation=1, device=0, stream=7)
+    for step in range(3):
+        trace.event("mark", f"ProfilerStep#{step}", 1000 * step, 1000, 1)
+        for number in range(10 if step else 3):
+            at = 1000 * step + 100 * (number if step else number + 7)
+            trace.kernel(made.SIMT, at + 8, 90, at + 5)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.startswith("GEMM/conv takes 86.2 % of the step, in FP32. Beside it, the largest possible saving: ")
+    assert "if the host is ahead there, GEMM/conv takes 86 % of the step in FP32; by the data sheet, 16" in sentence

@@ -37,7 +37,7 @@ def within_reach(saving: Saving, rows: pd.DataFrame, windows: pd.DataFrame, basi
         limit_us += _of_chains(rows) * max(0.0, saving.saved_us - limit_us)
     if saving.saved_us <= MAX_OVER_RATIO * limit_us:
         return saving
-    return replace(saving, saved_us=limit_us, what=f"{saving.what}, {_UNTIL_HOST}")
+    return replace(saving, saved_us=limit_us, what=f"{saving.what}, {_UNTIL_HOST}", unlimited=saving)
 
 
 def _of_chains(rows: pd.DataFrame) -> float:

@@ -104,6 +104,8 @@ class Saving:
     """Of the same: that part where the hosts of all ranks launch too late, and so at different times."""
     fused_us: float = np.inf
     """Of memory-bound kernels: the part of `saved_us` that fusing alone saves."""
+    unlimited: "Saving | None" = None
+    """The same as it would be where the host is ahead of the device, if its host limits it."""
     is_sure: bool = True
     """False if the time may be the profiler's own: perhaps a step without it has nothing to save."""
 
@@ -116,6 +118,11 @@ class Saving:
     def share(self) -> float:
         """The saving as a share of the step; with `lead_us`, of the step and the time before it."""
         return self.saved_us / (self.step_us + (max(self.before_us, self.lead_us) if self.lead_us else 0.0))
+
+    @property
+    def in_sentence(self) -> str:
+        """What it is of, within a sentence; `GEMM/conv` keeps its capitals."""
+        return self.what if self.what[:2].isupper() else f"{self.what[0].lower()}{self.what[1:]}"
 
     def how_much(self, unit: str = "") -> str:
         """`up to 21.3 of 33.1 ms`, of one `unit` if that is given. What comes before the step is told apart."""
