@@ -113,6 +113,8 @@ def _short_kernels(run: Run, savings: Savings, passes: float, each: str) -> str:
     )
 
 
+MIN_HALVED_US = 10.0
+"""Mean time of a product from which it may take half as long: to start any kernel takes some microseconds."""
 MAX_OTHER_FRAC = 0.2
 """Share of the step that another change saves from which that alone is told."""
 
@@ -126,7 +128,8 @@ def in_8_bits(run: Run, savings: Savings | None) -> str:
     if any(one.share >= MAX_OTHER_FRAC for one in savings.ranked):
         return ""
     rows = counted_once(kernel_rows(run))
-    wide = _in_16_bits(rows[is_matrix(rows) & (rows["category"] != "attention") & (rows["tensor_core"] == "yes")])
+    rows = rows[is_matrix(rows) & (rows["category"] != "attention") & (rows["tensor_core"] == "yes")]
+    wide = _in_16_bits(rows[rows["total_us"] >= MIN_HALVED_US * rows["count"]])
     share = float(wide["total_us"].sum()) / float(window_rows(run)["wall_us"].sum())
     if share < MIN_OF_STEP_FRAC:
         return ""

@@ -312,6 +312,12 @@ TABLES: dict[str, Table] = {
                 _column("reach_most_frac", "f", "the same where they are shorter by three quarters"),
                 _column("reach_all_frac", "f", "the same where they take no time at all"),
                 _column(
+                    "unwaited_us",
+                    "f",
+                    "how much sooner the window ends if the host does not wait for the device in it; null on a CPU and "
+                    "without launches",
+                ),
+                _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
                 ),
                 _column("data_us", "f", "host time spent loading data; null if nothing marks it"),
@@ -542,6 +548,7 @@ TABLES: dict[str, Table] = {
                     "operator in which the host waited during most of idle_wait_us; null outside operators",
                 ),
                 _column("idle_wait_op_us", "f", "part of idle_wait_us with the host in its waits"),
+                _column("idle_wait_sync_us", "f", "part of idle_wait_us with the host in any wait for the device"),
             ),
         ),
         Table(

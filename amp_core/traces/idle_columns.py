@@ -51,6 +51,7 @@ def idle_columns(
         trace.copies[selected],
         trace.communication[selected],
         (trace.copies & _is_named(trace, _FROM_PAGEABLE))[selected],
+        trace.waits[long],
     )
     explain = functools.partial(
         idle_causes,
@@ -125,6 +126,8 @@ def idle_columns(
         "host_call_us": in_calls.us if in_calls else 0.0,
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
+        "unwaited_us": replay.unwaited_us(),
+        "idle_wait_sync_us": float(held_us.sum()),
         **dict(zip(REACHES, reach_fracs(replay), strict=True)),
     }
 

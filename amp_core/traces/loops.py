@@ -34,6 +34,8 @@ MAX_WHOLE_FRAC = 0.85
 """The same without steps up to which it is part of a program, and not all that is profiled."""
 MIN_RUN_PASSES = 2
 """Passes one after another, without another operator between them, from which they are part of the loop."""
+MIN_EQUAL_FRAC = 0.5
+"""Share of the operators that are the same as one pass before from which passes are equal, and not alike."""
 MIN_BETTER_RATIO = 1.1
 """A longer series counts only if it covers that much more: two passes of a series are one of a longer one, too."""
 _MAX_NAMES = 3
@@ -99,6 +101,10 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
         of_pass = first + np.flatnonzero(np.isin(names[first:last], each))
         called = _called(events, host, chosen[of_pass])  # rounded times may put one of these beside its caller
         runs = first + _runs(np.isin(names[first:last], called), MIN_RUN_PASSES * period)
+        repeat = [bool((names[a + period : b] == names[a : b - period]).mean() >= MIN_EQUAL_FRAC) for a, b in runs]
+        runs = runs[np.array(repeat, dtype=bool)]
+        if not len(runs):
+            continue
         passes = int((runs[:, 1] - runs[:, 0]).sum()) // period
         us = float((ends[runs[:, 1] - 1] - start[runs[:, 0]]).sum())
         least = MIN_PASSES_WITH_WEIGHTS if weights[each].any() else MIN_PASSES

@@ -56,6 +56,8 @@ class Replay:
     wait_us: Floats
     waited_for: Places
     """The work that ended last before each of these; -1 is none."""
+    in_wait: Bools
+    """Which of these are calls that only wait, after the first of the work was launched."""
 
     @classmethod
     def of(
@@ -69,11 +71,12 @@ class Replay:
         copies: Bools | None = None,
         collectives: Bools | None = None,
         uploads: Bools | None = None,
+        only_wait: Bools | None = None,
     ) -> "Replay":
         """Of work with start and end, start and end of the call that launched it, and stream, and which of it is
         copies, collectives, and copies from memory of the host that is not pinned, none unless given; and of all calls,
         as start and end, that may end when the device comes so far: waits, and launches that wait for room in a
-        queue."""
+        queue; `only_wait` tells the former."""
         order = np.argsort(starts, kind="stable")
         none = np.zeros(len(starts), dtype=bool)
         copies, collectives, uploads = (none if kind is None else kind for kind in (copies, collectives, uploads))
@@ -114,16 +117,26 @@ class Replay:
             wait_ends=waits[1][of_wait],
             wait_us=(waits[1] - waits[0])[of_wait],
             waited_for=waited_for,
+            in_wait=((waits[0] >= np.nanmin(launched, initial=np.inf)) & only_wait)[of_wait]
+            if only_wait is not None
+            else np.zeros(len(of_wait), dtype=bool),
         )
 
     def sooner_us(self, shorter_us: Floats) -> float:
         """By how much the last work of the streams with much work ends sooner, where each work is shorter, or begins
         sooner, by so many microseconds."""
-        if not shorter_us.any():
-            return 0.0
+        return self._sooner_us(shorter_us, np.zeros_like(self.in_wait)) if shorter_us.any() else 0.0
+
+    def unwaited_us(self) -> float:
+        """By how much it ends sooner where the host waits in none of the calls that only wait."""
+        return self._sooner_us(np.zeros(len(self.order)), self.in_wait) if self.in_wait.any() else 0.0
+
+    def _sooner_us(self, shorter_us: Floats, without: Bools) -> float:
+        """By how much it ends sooner with shorter work, and `without` some of the host's waits."""
         sooner = array("d", bytes(8 * len(self.order)))  # by work, when it ends
         host_sooner, at = 0.0, 0
         wait_ends, lengths, waited_for = self.wait_ends.tolist(), self.wait_us.tolist(), self.waited_for.tolist()
+        left_out = without.tolist()
         columns = (
             shorter_us[self.order],
             self.launched,
@@ -137,7 +150,9 @@ class Replay:
             of_each = zip(*(column[low : low + _CHUNK].tolist() for column in columns), strict=True)
             for place, (shorter, launch, slack, own, own_slack, other, other_slack) in enumerate(of_each, low):
                 while at < len(wait_ends) and wait_ends[at] <= launch:
-                    if waited_for[at] >= 0:
+                    if left_out[at]:
+                        host_sooner += lengths[at]
+                    elif waited_for[at] >= 0:
                         host_sooner = min(sooner[waited_for[at]], host_sooner + lengths[at])
                     at += 1
                 # What is not known has infinite slack; at -1 stands a work that has not been reached, with 0.

@@ -323,7 +323,7 @@ def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_pat
     trace = Made()
     trace.op("aten::mm", 5, 8, **{"Input type": ["c10::Half"] * 2})
     trace.kernel(made.GEMM, 5000, 1000, 6)
-    trace.event("call", "cudaDeviceSynchronize", 100, 20_000, 1, correlation=9)
+    trace.event("call", "cudaDeviceSynchronize", 100, 6_000, 1, correlation=9)
     run = run_of(tmp_path, trace)
     text = first_sentence(run)
     assert text.startswith("Nothing beside GEMM/conv would save") and diagnose(run) == []

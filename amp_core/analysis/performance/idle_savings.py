@@ -116,14 +116,16 @@ def _after_syncs(idle: _Idle) -> Saving:
     where, in_syncs = _syncing(idle.windows, "idle_sync_op", us * idle.basis.steps)
     counted = float(idle.windows["idle_syncs"].sum(min_count=len(idle.windows)))  # not in runs of older versions
     number_of = _number_of_syncs(_per_step(counted, idle.basis.steps) if counted > 0 else idle.basis.cost.syncs)
-    share = idle.basis.taken(us)
-    return Saving(
-        "host-syncs",
-        us,
-        idle.basis.cost.step_us,
-        f"The GPU is idle for {share} after {number_of} with the host{in_syncs}{_of_values(idle)}",
-        where or "synchronizing calls",
-    )
+    what = f"The GPU is idle for {idle.basis.taken(us)} after {number_of} with the host{in_syncs}{_of_values(idle)}"
+    sooner_us = min(idle.gaps_us, idle.us("unwaited_us"))
+    if sooner_us >= MIN_AHEAD_RATIO * us and idle.basis.is_long(sooner_us) and not idle.of_copies.sync_us:
+        us = sooner_us
+        what = f"{what}, and later since its next launches come late: without the waits, these come ahead of it"
+    return Saving("host-syncs", us, idle.basis.cost.step_us, what, where or "synchronizing calls")
+
+
+MIN_AHEAD_RATIO = 1.25
+"""What a step gains if the host does not wait, over the idle time right after its waits, from which more is told."""
 
 
 def _queued(idle: _Idle) -> Saving:
@@ -135,7 +137,7 @@ def _queued(idle: _Idle) -> Saving:
         waited_for = f": it waits {GRAPH_START}"
     elif is_unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
-        if idle.us("sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
+        if idle.us("idle_wait_sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
             _, in_waits = _syncing(idle.windows, "idle_wait_op", wait_us * idle.basis.steps)
             waited_for += f"; the host waits meanwhile, in synchronizations{in_waits}"
     gpu, held_us, step_us, unit = _held(idle.windows, wait_us, idle.basis)

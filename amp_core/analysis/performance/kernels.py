@@ -82,6 +82,7 @@ _WINDOW_NUMBERS = (
     "host_us",
     "idle_sync_op_us",
     "idle_wait_op_us",
+    "idle_wait_sync_us",
     "host_outside_us",
     "alone_loading_us",
     "longest_idle_us",
@@ -93,6 +94,7 @@ _WINDOW_NUMBERS = (
     "began_us",
     "pause_us",
     *REACHES,
+    "unwaited_us",
 )
 
 

@@ -208,7 +208,9 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
     if autocast_dtype(run) is None and not off["precision"].isin(["fp16", "bf16"]).any():
         return []
     share = float(off["total_us"].sum()) / total if total > 0 else 0.0
-    if share < MIN_OFF_TENSOR_CORE_FRAC:
+    # Kernels that cannot be classified may multiply matrices, too.
+    unknown_us = float(rows["total_us"][(rows["tensor_core"] == "unknown") & ~is_matrix(rows)].sum())
+    if share < MIN_OFF_TENSOR_CORE_FRAC or off["total_us"].sum() < MIN_OFF_TENSOR_CORE_FRAC * (total + unknown_us):
         return []
     longest = off.iloc[int(off["total_us"].to_numpy().argmax())]
     where = str(longest["module"]) or str(longest["op"]) or str(longest["name"])

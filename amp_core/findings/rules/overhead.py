@@ -178,8 +178,8 @@ _SYNC_REMEDIES |= dict.fromkeys(("aten::to", "aten::_to_copy"), _SYNC_REMEDIES["
 _SYNCS_OF_INFERENCE = dict.fromkeys(
     ("aten::_local_scalar_dense", "aten::item"),
     Remedy(
-        "A tensor's value is read on the host by `.item()`, `float()`, `if` or `print`. Keep it on the device, and "
-        "decide there.",
+        "A tensor's value is read on the host by `.item()`, `float()`, `if`, `while` or `print`. Keep it on the device "
+        "and decide there, and give a loop a number of passes that the host knows.",
         "y = torch.where(condition, a, b)   # instead of a if condition.item() else b",
     ),
 )

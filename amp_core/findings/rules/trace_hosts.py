@@ -56,7 +56,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return FIRST_PASS
     in_calls = next((kind for kind in _CALLS if CALLS[kind] in finding.title), None)
     if in_calls == "graphs" and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
-        return _GRAPH_LAUNCHES
+        launches = run.head.config.get("graph_launches")
+        return _GRAPH_LAUNCHES if isinstance(launches, int) and launches < MIN_REPLAYS else _MANY_REPLAYS
     if in_calls in (None, "graphs") and captured_anew(run):
         return _CAPTURED_ANEW
     if in_calls == "allocation":
@@ -434,6 +435,14 @@ _CAPTURED_ANEW = Remedy(
     "The compiler captures its graphs anew in several calls. It does so for inputs of other sizes or addresses, and "
     "where it does not know that outputs of an earlier call are no longer used: mark the begin of each step.",
     "torch.compiler.cudagraph_mark_step_begin()   # TORCH_LOGS=cudagraphs names what is captured, and why",
+)
+MIN_REPLAYS = 5
+"""Launches of graphs from which the upload of the first is a small part of all."""
+_MANY_REPLAYS = Remedy(
+    "No graph is captured or built here: the host stays in their launches, which take the longer the more nodes a "
+    "graph has. Capture fewer: small copies and kernels fused, not one by one; and launch each before the one before "
+    "it ends.",
+    "graph.replay()   # without reading results of the one before",
 )
 _GRAPH_LAUNCHES = Remedy(
     "No graph is captured or built here: the host stays in the launch of a large one, and the first launch uploads it. "

@@ -899,6 +899,33 @@ RULES = (
         "indices and descriptors",
         category="other",
     ),
+    _rule(
+        r"_[0-9a-f]{8}_cuda_kernel_(?:forward|backward)$",
+        "no",
+        None,
+        "NVIDIA Warp: arithmetic of single threads; only its tiles multiply on tensor cores",
+        words="_cuda_kernel_",
+        unless=r"(?i:tile|matmul|gemm|mma|attention|conv|mlp|linear)",
+        category="other",
+    ),
+    _rule(
+        r"batched_svd_parallel_jacobi|svd_music_kernel|getrf_2x2",
+        "no",
+        None,
+        "cuSOLVER: decompositions of small matrices",
+        words="svd_ getrf_",
+        category="other",
+    ),
+    _rule(
+        r"^fused_(?:(?:add|sub|mul|div|neg|abs|pow|clamp|exp|expm1|log|log1p|sqrt|rsqrt|reciprocal|sin|cos|tan|tanh|sigmoid|relu|"
+        r"gelu|silu|erf|erfc|floor|ceil|round|trunc|frac|fmod|remainder|lerp|where|gt|ge|lt|le|eq|ne|and|or|not|min|max|to|"
+        r"cat|cast|type|as|sum|threshold|hardtanh)(?:_|$))+$",
+        "no",
+        None,
+        "TorchScript's fuser: elementwise operators",
+        words="fused_",
+        category="elementwise",
+    ),
 )
 """In the order in which they are tried: pattern, tensor cores or not, how to read the precision, and the reason."""
 _TRIED = [
