@@ -25,9 +25,9 @@ not true of `Bilinear`, whose weights are FP32 and whose operator promotes to th
 
 
 def signals(run: Run, *kinds: str) -> pd.DataFrame:
-    """Events of these kinds, in order of time."""
+    """Events of these kinds, in order of time. Rules share the frame: do not modify it."""
     recorded = run.cached(["events"], _recorded_kinds)
-    return run.cached_frame(["events"], _signals, *(kind for kind in kinds if kind in recorded))
+    return run.cached(["events"], _signals, *(kind for kind in kinds if kind in recorded))
 
 
 def _recorded_kinds(run: Run) -> frozenset[str]:
@@ -44,8 +44,12 @@ def call_orders(run: Run) -> CallOrders:
     """First and last step of each stretch of steps with the same calls, and the calls; empty if not recorded.
 
     Calls after the last recorded step are left out if they include an update of the scaler: they belong to an
-    optimizer that was not watched, such as one that replaced the watched one.
+    optimizer that was not watched, such as one that replaced the watched one. Rules share the list: do not modify it.
     """
+    return run.cached(["events", "steps"], _call_orders)
+
+
+def _call_orders(run: Run) -> CallOrders:
     frame = signals(run, "calls")
     frame = frame[(frame["rank"] == 0) & frame["step"].notna()]
     if frame.empty:
@@ -122,7 +126,7 @@ def ending_error(run: Run) -> str:
     if run.status in ("failed", "lost"):
         return run.end_reason or ""
     caught, last = signals(run, "failed call"), last_step(run)
-    caught = caught[caught["step"] > last] if last is not None else caught
+    caught = caught[caught["step"] > last] if last is not None and len(caught) else caught
     return str(caught["detail"].iloc[-1]) if len(caught) else ""
 
 
@@ -160,6 +164,8 @@ def rounded_decays(run: Run) -> pd.DataFrame:
     """Events on averages whose decay rounds to 1: of buffers in forward, and of decays that several steps have in
     common, as a factor of the loop that is near 1 in one step only is no decay."""
     frame = signals(run, "rounded decay")
+    if frame.empty:
+        return frame
     steps = frame.groupby(["detail", "limit"])["step"].transform("nunique")
     return frame[(steps > 1) | (frame["phase"] == "forward")]
 

@@ -78,12 +78,15 @@ from amp_core.text.formatting import mean_count, percent
 
 def launch_bound_of_trace(run: Run) -> list[Finding]:
     """`launch-bound` of an imported trace, with advice on what is left to do."""
-    remedy, findings = launch_remedy(run), saving_finding(run, "launch-bound")
+    findings = saving_finding(run, "launch-bound")
+    if not findings:
+        return []
+    remedy = launch_remedy(run)
     if remedy is not None:
         findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
     if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
         findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
-    if findings and remedy is not FIRST_PASS and (casts := _autocasts(run)):
+    if remedy is not FIRST_PASS and (casts := _autocasts(run)):
         findings = [replace(f, advice=f"{f.advice} {casts}") for f in findings]
     findings = [
         replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title and _is_outside(run) else f

@@ -188,22 +188,19 @@ class Run:
     @property
     def audits(self) -> "pd.DataFrame":
         """Gradient audits: measured underflow."""
-        frame = self._frame("audits")
-        return frame[frame["kind"] == "weight_grad"].reset_index(drop=True)
+        return self._audits_of("weight_grad")
 
     @property
     def forward_audits(self) -> "pd.DataFrame":
         """How far the outputs of modules are from those in FP32, in the order of the forward: `rec.audit(…,
         forward=True)`."""
-        frame = self._frame("audits")
-        return frame[frame["kind"] == "activation"].reset_index(drop=True)
+        return self._audits_of("activation")
 
     @property
     def compiled_audits(self) -> "pd.DataFrame":
         """How far the outputs of modules in compiled code are from those in eager mode, in the order of the forward:
         `rec.audit(…, compiled=True)`."""
-        frame = self._frame("audits")
-        return frame[frame["kind"] == "compiled"].reset_index(drop=True)
+        return self._audits_of("compiled")
 
     @property
     def updates(self) -> "pd.DataFrame":
@@ -421,6 +418,10 @@ class Run:
             self._source = ConvertedSource(self._source, sandbox)
 
     # inside
+
+    def _audits_of(self, kind: str) -> "pd.DataFrame":
+        frame = self._frame("audits")
+        return frame[frame["kind"] == kind].reset_index(drop=True) if len(frame) else frame
 
     def _frame(self, name: str) -> "pd.DataFrame":
         table = self.table(name)

@@ -1,15 +1,17 @@
 """Every page, the report, `diagnose` and its JSON name the same cause, the same origin and the same numbers."""
 
+import contextlib
 import html
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from amp_core import RunError, diagnose, load_run
+from amp_core import RunError, diagnose, findings, load_run
 from amp_core.__main__ import main
 from amp_core.findings import GUIDE, diagnosis
 from amp_core.findings.registry import RULES
@@ -51,13 +53,29 @@ def diagnosis_of(folder):
     return diagnosis(run, diagnose(run))
 
 
+@contextlib.contextmanager
+def one_diagnosis() -> Iterator[None]:
+    """Within, the command diagnoses a run once: what it prints is of the same findings as its JSON."""
+    made = []
+
+    def once(run, baseline=None):
+        if not made:
+            made.append(diagnose(run, baseline))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(findings, "diagnose", once)
+        yield
+
+
 def plain(text):
     """Text as `words` gives that of a page."""
     return text.replace("\\", "").replace("\u00a0", " ")
 
 
-def check_pages(open_app, folder, pages):
-    chain, app = diagnosis_of(folder), open_app(run="run/a")
+def check_pages(open_app, chain, pages):
+    """Every page shows this diagnosis of the run `a`."""
+    app = open_app(run="run/a")
     for page in (OVERVIEW, *pages):
         app = app if page == OVERVIEW else app.switch_page(page).run()
         assert not app.exception, page
@@ -77,9 +95,14 @@ def check_pages(open_app, folder, pages):
 
 
 def check_texts(folder, capsys, *, in_report=True):
-    chain = diagnosis_of(folder)
-    assert main(["diagnose", str(folder), "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)["diagnosis"]
+    """The command, its JSON and the report say the same as the diagnosis, which is returned."""
+    run = load_run(folder).salvaged()
+    chain = diagnosis(run, diagnose(run))
+    with one_diagnosis():
+        assert main(["diagnose", str(folder), "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)["diagnosis"]
+        assert chain.cause is None or main(["diagnose", str(folder)]) == 0
+        printed = plain(capsys.readouterr().out)
     assert (record["verdict"], record["evidence"]) == (chain.verdict, list(chain.evidence))
     assert (record["patch"], record["advice"]) == (chain.patch, chain.advice)
     assert (record["cause"], record["where"]) == (
@@ -87,22 +110,20 @@ def check_texts(folder, capsys, *, in_report=True):
     )
     assert record["origin"] == (asdict(chain.origin) if chain.origin else None)
     if chain.cause is None:
-        return
-    assert main(["diagnose", str(folder)]) == 0
-    printed = plain(capsys.readouterr().out)
+        return chain
     shown = (chain.verdict, chain.began, *chain.cause.evidence(), *chain.measurements)
     assert all(plain(text) in printed for text in shown), shown
     assert all(line in printed for line in plain(chain.patch).splitlines()), chain.patch
     if not in_report:
-        return
-    run = load_run(folder).salvaged()
+        return chain
     if not len(run.steps) and not len(run.windows):  # a fault that lets no step happen: a report refuses such a run
         with pytest.raises(RunError, match="has no steps and no profiled window"):
             report_html([run])
-        return
+        return chain
     report = plain(html.unescape(report_html([run])))
     assert all(plain(text).removesuffix(".") in report for text in shown), shown
     assert plain(chain.patch) in report, chain.patch
+    return chain
 
 
 def test_every_place_names_the_origin_of_an_overflow(home, open_app, capsys):
@@ -112,8 +133,7 @@ def test_every_place_names_the_origin_of_an_overflow(home, open_app, capsys):
     assert (chain.origin.name, chain.origin.skips, chain.origin.all_skips) == ("tokens.weight", 14, 22)
     assert "init_scale = 2³⁴" in chain.verdict
     assert chain.patch == "scaler = torch.amp.GradScaler(device_type, init_scale=2.0**14, growth_interval=2000)"
-    check_texts(folder, capsys)
-    check_pages(open_app, folder, ("pages/loss_scale.py", DETAIL))
+    check_pages(open_app, check_texts(folder, capsys), ("pages/loss_scale.py", DETAIL))
 
 
 def test_an_underflow_begins_in_the_first_tensor_of_backward_and_says_which_scale_to_take(capsys):
@@ -151,16 +171,14 @@ def test_a_healthy_run_has_no_origin_of_a_fault():
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_page_of_each_sample(name, home, open_app, capsys):
     shutil.copytree(SAMPLES[name], home.runs / "a")
-    check_texts(home.runs / "a", capsys)
-    check_pages(open_app, home.runs / "a", OF_A_RUN)
+    check_pages(open_app, check_texts(home.runs / "a", capsys), OF_A_RUN)
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("case", ONE_PER_FAMILY, ids=lambda case: case.code)
 def test_every_page_of_a_fault_of_each_family(case, planted, home, open_app, capsys):
     planted(case, home.runs / "a")
-    check_texts(home.runs / "a", capsys)
-    check_pages(open_app, home.runs / "a", OF_A_RUN)
+    check_pages(open_app, check_texts(home.runs / "a", capsys), OF_A_RUN)
 
 
 def test_each_module_of_rules_has_a_planted_fault():
@@ -171,17 +189,17 @@ def test_a_run_whose_steps_were_not_recorded_says_why(planted, home, open_app):
     (case,) = (case for case in ZOO if case.name == "no_steps")
     planted(case, home.runs / "a")
     assert load_run(home.runs / "a").steps.empty
-    check_pages(open_app, home.runs / "a", ("pages/loss_scale.py", "pages/step_cost.py"))
+    check_pages(open_app, diagnosis_of(home.runs / "a"), ("pages/loss_scale.py", "pages/step_cost.py"))
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("module", ONE_PER_MODULE)
 def test_overview_and_the_page_of_the_evidence_of_a_fault_of_each_module(module, planted, home, open_app):
     planted(ONE_PER_MODULE[module], home.runs / "a")
-    cause = diagnosis_of(home.runs / "a").cause
-    assert cause is not None
-    page, _ = PAGES.get(GUIDE[cause.code].page, (COMPARE, ""))
-    check_pages(open_app, home.runs / "a", [page] if page != COMPARE else [])  # Compare needs a second run
+    chain = diagnosis_of(home.runs / "a")
+    assert chain.cause is not None
+    page, _ = PAGES.get(GUIDE[chain.cause.code].page, (COMPARE, ""))
+    check_pages(open_app, chain, [page] if page != COMPARE else [])  # Compare needs a second run
 
 
 @pytest.mark.whole
@@ -194,17 +212,16 @@ def test_report_and_command_of_each_fault(case, planted, tmp_path, capsys):
 
 def test_every_place_names_the_cause_of_an_imported_trace(home, open_app, capsys):
     import_traces([next(file for file in RECORDED if "alexnet" in file.name)], home.runs / "a")
-    assert diagnosis_of(home.runs / "a").cause is not None
-    check_texts(home.runs / "a", capsys)
-    check_pages(open_app, home.runs / "a", ("pages/step_cost.py",))
+    chain = check_texts(home.runs / "a", capsys)
+    assert chain.cause is not None
+    check_pages(open_app, chain, ("pages/step_cost.py",))
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize("file", [None, *RECORDED], ids=lambda file: file.name.partition(".")[0] if file else "made")
 def test_every_page_of_a_trace(file, home, open_app, tmp_path, capsys):
     import_traces([file or trace_of(tmp_path)], home.runs / "a")
-    check_texts(home.runs / "a", capsys)
-    check_pages(open_app, home.runs / "a", OF_A_RUN)
+    check_pages(open_app, check_texts(home.runs / "a", capsys), OF_A_RUN)
 
 
 @pytest.mark.whole

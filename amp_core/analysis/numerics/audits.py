@@ -27,6 +27,8 @@ def own_audits(run: Run) -> pd.DataFrame:
     following step, which counts if no audit has that of its own step.
     """
     audits = run.audits
+    if audits.empty:
+        return audits
     own = recipe(run)
     if own is not None:
         audits = audits[audits["precision"].isna() | (audits["precision"] == own)]

@@ -165,9 +165,11 @@ def no_gradients(run: Run) -> list[Finding]:
 def _of_some_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
     """`no-gradients` as an info where some parameters have no gradient in any of the first steps."""
     first = missing[missing["detail"] == ""]
+    if len(first) < MIN_STEPS_WITHOUT:
+        return []
     same = len(first.groupby(["name", "count", "limit"])) == 1
     explained = len(signals(run, "branch")) or signals(run, "graphless cast")["name"].isin(set(first["name"])).any()
-    if not same or len(first) < MIN_STEPS_WITHOUT or explained:
+    if not same or explained:
         return []
     row = first.iloc[0]
     of = formatting.plural(int(row["limit"]), "tensor")
@@ -188,10 +190,11 @@ def _of_some_parameters(run: Run, missing: pd.DataFrame) -> list[Finding]:
 
 def _cleared_before_the_step(run: Run) -> list[Finding]:
     """`no-gradients` where the loop sets gradients to zero between backward and the optimizer's step."""
+    if not any(_clears_before_step([split_call(c)[0] for c in calls]) for _, _, calls in call_orders(run)):
+        return []
     norms = attempts(run)[["step", "grad_norm", "skipped"]]
     norms = norms[~norms["skipped"] & norms["grad_norm"].notna()]
-    cleared = any(_clears_before_step([split_call(c)[0] for c in calls]) for _, _, calls in call_orders(run))
-    if len(norms) < MIN_ZERO_STEPS or not cleared or (norms["grad_norm"] != 0).any():
+    if len(norms) < MIN_ZERO_STEPS or (norms["grad_norm"] != 0).any():
         return []
     return [
         make_finding(

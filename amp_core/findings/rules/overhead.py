@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import TO_HOST, is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
@@ -11,7 +12,7 @@ from amp_core.findings.launch_remedies import ONE_COPY, SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
-from amp_core.findings.signals import call_orders, on_gpu
+from amp_core.findings.signals import call_orders, last_step, on_gpu
 from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
 from amp_core.findings.trace_launches import COALESCE, find_waits, launch_bound_of_trace, waits_for_device
@@ -285,8 +286,9 @@ def watch_overhead(run: Run) -> list[Finding]:
 
 def _steps_with_extra_cost(run: Run) -> set[int]:
     """Steps that were audited, traced or profiled, and the one after each: their one-time cost was requested."""
-    steps = {*run.audits["step"].dropna(), *run.ops["step"].dropna()}
-    stop = int(run.steps["step"].max()) + 1 if len(run.steps) else 0
+    steps = {*run.audits["step"].dropna(), *pc.unique(run.table("ops").column("step")).drop_null().to_pylist()}
+    last = last_step(run)
+    stop = last + 1 if last is not None else 0
     windows = run.windows[["step", "steps"]].dropna().to_numpy(np.int64)  # a trace may lack step markers
     for first, many in windows:
         steps.update(range(first, min(stop, first + many)))

@@ -244,7 +244,8 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
     """`vanishing-second-moments`: second moments in 16 bits that cannot follow the squares of gradients."""
     if (update_losses(run)["cure"] != "").any():
         return []
-    for row in signals(run, "second moments").to_dict("records"):
+    moments = signals(run, "second moments")
+    for row in moments.to_dict("records") if len(moments) else []:
         if row["detail"] == "restored":
             if row["value"] >= MIN_VANISHED_FRAC:
                 return [_vanished_in_checkpoint(row)]
@@ -272,6 +273,8 @@ def vanishing_second_moments(run: Run) -> list[Finding]:
             )
         ]
     decays = rounded_decays(run)
+    if decays.empty:
+        return []
     for row in decays[decays["detail"].map(is_second_moment).astype(bool)].tail(1).to_dict("records"):
         return [
             make_finding(

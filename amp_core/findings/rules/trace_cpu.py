@@ -46,6 +46,10 @@ from amp_core.text.formatting import percent
 
 def _rows(run: Run) -> pd.DataFrame:
     """Rows of the operators of a trace of a CPU that the first sentence judges; none for others."""
+    return run.cached_frame(["kernels", "windows"], _judged)
+
+
+def _judged(run: Run) -> pd.DataFrame:
     rows = kernel_rows(run)
     if not is_trace(run) or rows.empty or not on_cpu(rows):
         return rows[:0]

@@ -54,6 +54,8 @@ def fp32_products(run: Run) -> list[Finding]:
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         _IN_BF16,
     )
+    if not findings:
+        return []
     rows = kernel_rows(run)
     gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), rows["name"]
     is_ampere = names.str.contains(_SINCE_AMPERE).any()

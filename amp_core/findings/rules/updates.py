@@ -414,7 +414,8 @@ def _without_forgetting(run: Run) -> list[Finding]:
     """The same of a recurrent state, whose decays are 1 in 16 bits."""
     frame = signals(run, "rounded factors")
     if frame.empty:
-        return [_rounded_state(run, row) for row in signals(run, "slow state").head(1).to_dict("records")]
+        states = signals(run, "slow state")
+        return [_rounded_state(run, states.iloc[0].to_dict())] if len(states) else []
     row = frame.iloc[int(frame["value"].to_numpy().argmax())]
     name = str(row["name"]) or model_name(run)
     return [
