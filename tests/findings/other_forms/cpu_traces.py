@@ -206,9 +206,9 @@ def decoding_on_a_gpu(into):
 def recurrence_of_small_products(into):
     trace = looping("aten::sigmoid", "aten::mul", passes=1, us=2.0)
     for number in range(40):
-        at = 5000.0 + 100 * number
+        at = 5000.0 + 130 * number
         for place, (name, us) in enumerate((("aten::bmm", 40.0), ("aten::sigmoid", 9.0), ("aten::mul", 8.0))):
-            trace.op(name, at + 30 * place, us)
+            trace.op(name, at + 45 * place, us)
     import_cpu(into, trace)
 
 

@@ -107,12 +107,26 @@ def device_alone_without_marks(into):
     done()
 
 
+def _without_host(trace):
+    """Only the work of the device and the marks of steps are left."""
+    trace.events = [event for event in trace.events if event["cat"] in ("kernel", "user_annotation")]
+
+
 @fault("unexplained-idle", "host")
+def marked_steps_of_the_device_alone(into):
+    trace, done = traced(into)
+    for at in (10, 900, 1500):
+        product(trace, at, 300, NVJET)
+    _without_host(trace)
+    done()
+
+
+@fault("exposed-communication", made.NCCL)
 def collectives_alone(into):
     trace, done = traced(into)
     for at in (10, 900, 1500):
         product(trace, at, 300, made.NCCL)
-    trace.events = [event for event in trace.events if event["cat"] in ("kernel", "user_annotation")]
+    _without_host(trace)
     done()
 
 
