@@ -415,3 +415,22 @@ def test_what_16_bits_save_of_a_host_that_was_ahead_before_the_recording_is_told
     sentence = first_sentence(run_of(tmp_path, trace))
     assert sentence.startswith("GEMM/conv takes 86.2 % of the step, in FP32. Beside it, the largest possible saving: ")
     assert "if the host is ahead there, GEMM/conv takes 86 % of the step in FP32; by the data sheet, 16" in sentence
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_waits_after_which_the_host_launches_late_are_told_with_what_they_cost(tmp_path, waits):
+    """The host needs 600 us to launch ten kernels, of which the device runs nine sooner; the last takes 300 us."""
+    trace = Made()
+    for number in range(6):
+        at = 900 * number
+        trace.event("mark", f"ProfilerStep#{number}", at, 900, 1)
+        for place in range(10):
+            launched = at + 60 * place
+            trace.op("aten::relu", launched, 50)
+            trace.kernel(made.RELU, launched + 8, 30 if place < 9 else 300, launched + 5)
+        if waits:
+            trace.op("aten::_local_scalar_dense", at + 600, 260)
+            trace.event("call", "cudaStreamSynchronize", at + 605, 245, 1, correlation=9_000 + number)
+    findings = {finding.code: finding for finding in diagnose(run_of(tmp_path, trace, *H100))}
+    told = "The host launches late after 1 synchronization (aten::_local_scalar_dense): without these waits"
+    assert ("host-syncs" in findings and findings["host-syncs"].title.startswith(told)) == waits

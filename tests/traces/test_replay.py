@@ -8,12 +8,14 @@ from amp_core.traces.replay import Replay, reach_fracs
 
 def replay_of(*work, waits=()):
     """Work as start, end, launch, stream, and anything more for a copy; launches return at once. Waits as start and
-    end."""
+    end, all of them calls that only wait."""
     starts, ends, launched = (np.array([one[place] for one in work], dtype=float) for place in range(3))
     streams = np.array([one[3] if len(one) > 3 else 7 for one in work])
     calls = np.array(waits, dtype=float).reshape(-1, 2)
     copies = np.array([len(one) > 4 for one in work])
-    return Replay.of(starts, ends, launched, launched + 1, streams, (calls[:, 0], calls[:, 1]), copies)
+    only_wait = np.ones(len(calls), dtype=bool)
+    waits_us = (calls[:, 0], calls[:, 1])
+    return Replay.of(starts, ends, launched, launched + 1, streams, waits_us, copies, only_wait=only_wait)
 
 
 def lost(replay, *shorter):
@@ -44,6 +46,15 @@ def test_what_the_host_launches_after_a_wait_comes_sooner():
     assert lost(waited, 30, 0) == 0
     short = replay_of((10, 110, 0), (150, 210, 148), waits=[(102, 112)])  # the host waits for 10 us only
     assert lost(short, 30, 0) == 20
+
+
+def test_a_host_that_does_not_wait_launches_ahead():
+    """After each wait it needs 40 us to launch, in which the device is idle."""
+    work = [(150 * step + 50, 150 * step + 150, 150 * step + 48) for step in range(3)]
+    waits = [(150 * step + 52, 150 * step + 152) for step in range(3)]
+    assert replay_of(*work, waits=waits).unwaited_us() == pytest.approx(2 * 50, abs=2)
+    before = replay_of(*work, waits=[(-500, 20)])  # before the first launch it delays nothing that is here
+    assert before.unwaited_us() == 0 == replay_of(*work).unwaited_us()
 
 
 def test_streams_do_not_hold_up_one_another():

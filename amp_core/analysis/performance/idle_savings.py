@@ -92,7 +92,15 @@ def idle_savings(
     idle = _Idle(run, with_late_launches(run, windows), rows, basis)
     if holds_collectives_alone(run):
         return []
-    return [_for_data(idle), _late_launches(idle, between_us), _after_syncs(idle), _queued(idle)]
+    late, syncs = _late_launches(idle, between_us), _after_syncs(idle)
+    if syncs.saved_us > idle.sync_us and syncs.saved_us >= MIN_AS_MUCH_RATIO * late.saved_us:
+        late = replace(late, rank_limit_us=JUST_BELOW * syncs.saved_us)  # the waits are the cause
+    return [_for_data(idle), late, syncs, _queued(idle)]
+
+
+MIN_AS_MUCH_RATIO = 0.9
+"""What a step gains without the host's waits, over what it gains if its launches do not come late, from which the waits
+come first."""
 
 
 def _for_data(idle: _Idle) -> Saving:
@@ -120,7 +128,7 @@ def _after_syncs(idle: _Idle) -> Saving:
     sooner_us = min(idle.gaps_us, idle.us("unwaited_us"))
     if sooner_us >= MIN_AHEAD_RATIO * us and idle.basis.is_long(sooner_us) and not idle.of_copies.sync_us:
         us = sooner_us
-        what = f"{what}, and later since its next launches come late: without the waits, these come ahead of it"
+        what = f"The host launches late after {number_of}{in_syncs}: without these waits it would be ahead of the GPU"
     return Saving("host-syncs", us, idle.basis.cost.step_us, what, where or "synchronizing calls")
 
 
