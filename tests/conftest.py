@@ -49,8 +49,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the processor time of each folder and file")
 
 
+_WHOLE = "AMPSCOPE_TEST_WHOLE"
+"""Tells the processes over which tests are spread of `--whole`: pytest-xdist does not, where PYTEST_ADDOPTS has it."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until the first test: what a collection of tests creates stays
+    if config.getoption("--whole"):
+        os.environ[_WHOLE] = "1"
     if config.getoption("--cpu"):
         config.pluginmanager.register(ProcessorTime())
 
@@ -82,7 +88,7 @@ def _place(item: pytest.Item) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put long files first, and deselect cases marked `whole`, unless `--whole` is given."""
     items.sort(key=_place)
-    if config.getoption("--whole"):
+    if config.getoption("--whole") or _WHOLE in os.environ:
         return
     left_out = [item for item in items if item.get_closest_marker("whole")]
     if left_out:

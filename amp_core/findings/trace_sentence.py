@@ -17,7 +17,7 @@ from amp_core.analysis.performance.kernels import (
     of_copies,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, longest_name, step_share
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
 from amp_core.findings.few_rows import few_rows, in_8_bits
@@ -222,13 +222,13 @@ MIN_OTHER_IDLE_FRAC = 0.03
 
 def _all_idle(savings: Savings, largest: Saving) -> str:
     """How long the device is idle in all, where that is of several causes; else empty."""
-    device = next((one for one in ("The GPU", "The device") if largest.what.startswith(f"{one} ")), "")
+    device = next((one for one in ("the GPU", "the device") if f"{one} " in f"{largest.in_sentence} "), "")
     idle_us = float(np.nan_to_num(savings.cost.us("gaps", "data")))
     others_us = idle_us - (largest.saved_us - largest.lead_us)
     if largest.code not in _IDLE or not device or others_us < MIN_OTHER_IDLE_FRAC * savings.cost.step_us:
         return ""
     share = step_share(idle_us, savings.cost)
-    return f" In all, {device[0].lower()}{device[1:]} is idle for {share} of the {savings.unit}."
+    return f" In all, {device} is idle for {share} of the {savings.unit}."
 
 
 MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.4, 0.1
@@ -327,6 +327,8 @@ def _idle_hint(run: Run) -> str:
     like = "" if accounted else ", like the start of a program or an idle server"
     rows = kernel_rows(run)
     has_model = multiplies(rows) or bool((rows["module"] != "").any() or (rows["phase"] == "backward").any())
+    own_us = float(rows["total_us"][rows["name"].str.contains(_OF_WARP)].sum())
+    has_model |= own_us >= MIN_OWN_FRAC * max(float(rows["total_us"].sum()), MIN_KERNEL_US)
     no_model = "" if has_model else f" No product of matrices runs: {_NO_MODEL}."
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
@@ -335,6 +337,10 @@ def _idle_hint(run: Run) -> str:
 
 
 _NO_MODEL = "the model may not be in the trace"
+_OF_WARP = "_cuda_kernel_(?:forward|backward)$"
+MIN_OWN_FRAC = 0.5
+"""Share of the kernel time in kernels that a program writes itself, as in NVIDIA's Warp, from which these are what it
+does."""
 
 
 def may_lack_model(run: Run) -> bool:

@@ -57,7 +57,8 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
     total = np.bincount(name[calls], us[calls], minlength=len(events.texts))
     found: dict[str, tuple[float, int]] = {}
     sets_up = _setting_up(events, host) if len(events.work) else np.zeros(len(name), dtype=bool)
-    for number in np.flatnonzero(total >= MIN_TRACE_FRAC * (end.max() - start.min())).tolist():
+    least_us = MIN_TRACE_FRAC * (end.max() - start.min())
+    for number in np.flatnonzero((total > 0) & (total >= least_us)).tolist():
         own, op = calls[name[calls] == number], events.texts[number].removeprefix(EVALUATE)
         own = own[np.argsort(start[own], kind="stable")]
         if sets_up[own[0]] and us[own[0]] >= MIN_FIRST_FRAC * total[number]:

@@ -79,7 +79,7 @@ from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import Sampled, is_thinned, sampled
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.unequal_products import UnequalProducts, unequal_products
-from amp_core.traces.waits import most_frequent_wait
+from amp_core.traces.waits import main_wait
 from amp_core.traces.window_rows import window_rows
 
 MIN_RECORDS_PER_OPERATOR = 1.5
@@ -209,7 +209,7 @@ class Trace:
     optimizers: list[str] = field(default_factory=list)
     """Classes of the optimizers that step, where torch marks their steps."""
     sync_call: str = ""
-    """Name of the calls in which the host waits for the device most often."""
+    """Name of the calls in which the host waits for the device for most of that time; empty where none has half."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
     passes: Passes | None = None
@@ -461,7 +461,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         launches_without_work=without_work,
         first_calls=first_calls(events, host, linked),
         optimizers=optimizer_names(events),
-        sync_call=most_frequent_wait(events),
+        sync_call=main_wait(events),
         left_out=parts_left_out(events, host, linked, windows),
         passes=repeated_passes(events, linked, windows),
         equal_passes=equal_passes(events, linked, windows),

@@ -55,11 +55,20 @@ _VERSION = re.compile(r"_(?:v\d+|ptsz)$")
 """What the names of some of the driver's and the runtime's calls end with, as `cudaStreamSynchronize_v3020`."""
 
 
-def most_frequent_wait(events: TraceEvents) -> str:
-    """The name of the calls in which the host waits for the device most often; empty without such calls."""
-    names = np.asarray(events.calls.name)[waiting_calls(events)]
+def main_wait(events: TraceEvents) -> str:
+    """The name of the calls in which the host waits for the device most often; or that of waits for the whole device,
+    which a program asks for itself, if these take half of the time of all. Empty without such calls."""
+    waits = waiting_calls(events)
+    names = np.asarray(events.calls.name, dtype=np.int64)[waits]
+    us = (np.asarray(events.calls.end) - np.asarray(events.calls.start))[waits]
     kinds, counts = np.unique(names, return_counts=True)
-    return events.texts[int(kinds[counts.argmax()])] if len(kinds) and (counts == counts.max()).sum() == 1 else ""
+    if not len(kinds):
+        return ""
+    times_us = np.bincount(names, us)[kinds]
+    longest = events.texts[int(kinds[times_us.argmax()])]
+    if longest.endswith("DeviceSynchronize") and times_us.max() >= us.sum() / 2:
+        return longest
+    return events.texts[int(kinds[counts.argmax()])] if (counts == counts.max()).sum() == 1 else ""
 
 
 def waits_after_copies(

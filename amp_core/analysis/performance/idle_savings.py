@@ -128,6 +128,7 @@ def _after_syncs(idle: _Idle) -> Saving:
     sooner_us = min(idle.gaps_us, idle.us("unwaited_us"))
     if sooner_us >= MIN_AHEAD_RATIO * us and idle.basis.is_long(sooner_us) and not idle.of_copies.sync_us:
         us = sooner_us
+        in_syncs = in_syncs.replace(", most of that in", ", most in")
         what = f"The host launches late after {number_of}{in_syncs}: without these waits it would be ahead of the GPU"
     return Saving("host-syncs", us, idle.basis.cost.step_us, what, where or "synchronizing calls")
 

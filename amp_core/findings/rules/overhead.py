@@ -160,7 +160,8 @@ def host_syncs(run: Run) -> list[Finding]:
 
 _SYNC_REMEDIES = {
     "aten::_local_scalar_dense": Remedy(
-        "A tensor's value is read on the host by `.item()`, `float()`, `if` or `print`. Read losses only occasionally.",
+        "A tensor's value is read on the host by `.item()`, `float()`, `if` or `print`. Read losses only occasionally, "
+        "and keep on the device what only the device needs.",
         "if step % 50 == 0:\n    print(loss.item())",
     ),
     "aten::copy_": Remedy(
