@@ -47,6 +47,7 @@ from amp_core.findings.step_sentences import (
     uneven_device,
     uneven_steps,
 )
+from amp_core.hardware.kernel_names import OF_WARP
 from amp_core.store.run import Run
 from amp_core.text.formatting import duration, kernel_in_words, number, percent
 
@@ -327,7 +328,7 @@ def _idle_hint(run: Run) -> str:
     like = "" if accounted else ", like the start of a program or an idle server"
     rows = kernel_rows(run)
     has_model = multiplies(rows) or bool((rows["module"] != "").any() or (rows["phase"] == "backward").any())
-    own_us = float(rows["total_us"][rows["name"].str.contains(_OF_WARP)].sum())
+    own_us = float(rows["total_us"][rows["name"].str.contains(OF_WARP)].sum())
     has_model |= own_us >= MIN_OWN_FRAC * max(float(rows["total_us"].sum()), MIN_KERNEL_US)
     no_model = "" if has_model else f" No product of matrices runs: {_NO_MODEL}."
     return (
@@ -337,7 +338,6 @@ def _idle_hint(run: Run) -> str:
 
 
 _NO_MODEL = "the model may not be in the trace"
-_OF_WARP = "_cuda_kernel_(?:forward|backward)$"
 MIN_OWN_FRAC = 0.5
 """Share of the kernel time in kernels that a program writes itself, as in NVIDIA's Warp, from which these are what it
 does."""

@@ -4,14 +4,12 @@
 9300.0
 """
 
-import re
-
 import numpy as np
 
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.waits import waiting_calls
 
-_WAITS = re.compile(r"(?:Device|Stream|Event|Ctx)Synchronize")
 MIN_LOST_US = 500.0
 """A call that waits returns within this after what it waits for has ended, also where processors are busy."""
 MIN_LOST_FRAC = 0.1
@@ -24,8 +22,7 @@ def lost_tail_us(events: TraceEvents, linked: LinkedWork) -> float:
     if not len(linked):
         return 0.0
     first, last = float(linked.start_us.min()), float(linked.end_us.max())
-    names = np.array([_WAITS.search(text) is not None for text in events.texts], dtype=bool)
-    waits = names[np.asarray(events.calls.name, dtype=np.int64)]
+    waits = waiting_calls(events)
     start, end = (np.asarray(edge)[waits] for edge in (events.calls.start, events.calls.end))
     us = float((end - np.maximum(start, last)).max(initial=0.0))
     return us if us >= max(MIN_LOST_US, MIN_LOST_FRAC * (last - first)) else 0.0

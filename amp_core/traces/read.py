@@ -209,7 +209,7 @@ class Trace:
     optimizers: list[str] = field(default_factory=list)
     """Classes of the optimizers that step, where torch marks their steps."""
     sync_call: str = ""
-    """Name of the calls in which the host waits for the device for most of that time; empty where none has half."""
+    """Name of the calls in which the host waits for the device most often; see `main_wait`."""
     left_out: tuple[PartLeftOut, ...] = ()
     """Large parts outside of the windows of a trace without marked steps."""
     passes: Passes | None = None

@@ -80,6 +80,8 @@ class Replay:
         order = np.argsort(starts, kind="stable")
         none = np.zeros(len(starts), dtype=bool)
         copies, collectives, uploads = (none if kind is None else kind for kind in (copies, collectives, uploads))
+        only_wait = np.zeros(len(waits[0]), dtype=bool) if only_wait is None else only_wait
+        first_us = launched[np.isfinite(launched)].min(initial=np.inf)  # of those that the trace holds
         shortens = ~(copies | collectives)[order]
         in_call = np.where(starts < returned, launched, np.nan)[order]
         # A call that returns after its work has ended waited for it.
@@ -117,9 +119,7 @@ class Replay:
             wait_ends=waits[1][of_wait],
             wait_us=(waits[1] - waits[0])[of_wait],
             waited_for=waited_for,
-            in_wait=((waits[0] >= np.nanmin(launched, initial=np.inf)) & only_wait)[of_wait]
-            if only_wait is not None
-            else np.zeros(len(of_wait), dtype=bool),
+            in_wait=(only_wait & (waits[0] >= first_us))[of_wait],
         )
 
     def sooner_us(self, shorter_us: Floats) -> float:

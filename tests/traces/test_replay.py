@@ -55,6 +55,8 @@ def test_a_host_that_does_not_wait_launches_ahead():
     assert replay_of(*work, waits=waits).unwaited_us() == pytest.approx(2 * 50, abs=2)
     before = replay_of(*work, waits=[(-500, 20)])  # before the first launch it delays nothing that is here
     assert before.unwaited_us() == 0 == replay_of(*work).unwaited_us()
+    unknown = ((-900, -800, -np.inf), *work)  # launched before the trace began
+    assert replay_of(*unknown, waits=[(-500, 20)]).unwaited_us() == 0
 
 
 def test_streams_do_not_hold_up_one_another():

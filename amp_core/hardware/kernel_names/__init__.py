@@ -8,12 +8,13 @@ from amp_core.hardware.kernel_names.classify import SMALL_TYPES, KernelClass, cl
 from amp_core.hardware.kernel_names.dtypes import tells_type
 from amp_core.hardware.kernel_names.masks import masks_causally
 from amp_core.hardware.kernel_names.npu import classify_npu_kernel
-from amp_core.hardware.kernel_names.rules import RULES
+from amp_core.hardware.kernel_names.rules import OF_WARP, RULES
 
 __all__ = [
     "CATEGORIES",
     "COPIES",
     "GEMM_CATEGORIES",
+    "OF_WARP",
     "RULES",
     "SMALL_TYPES",
     "KernelClass",

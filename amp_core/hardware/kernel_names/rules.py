@@ -64,6 +64,9 @@ def _rule(
     )
 
 
+OF_WARP = "_cuda_kernel_(?:forward|backward)$"
+"""In the names of kernels that a program writes in NVIDIA's Warp."""
+
 # An instruction's name as a separate token: "summary", "trimmable" and "gamma" contain such letters too.
 _INSTRUCTION = (
     r"(?<![A-Za-z])(?:[hidqgHIDQG]mma|HMMA|IMMA|DMMA|GMMA|UMMA|wgmma|WGMMA|utc[a-z]*mma|umma|tcgen05|wmma|WMMA|"
@@ -900,7 +903,7 @@ RULES = (
         category="other",
     ),
     _rule(
-        r"_[0-9a-f]{8}_cuda_kernel_(?:forward|backward)$",
+        rf"_[0-9a-f]{{8}}{OF_WARP}",
         "no",
         None,
         "NVIDIA Warp: arithmetic of single threads; only its tiles multiply on tensor cores",
