@@ -5,7 +5,7 @@ first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 %
 
 import numpy as np
 
-from amp_core.analysis.performance.idle_savings import VALUES_COPIED, longest_named
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, VALUES_COPIED, longest_named
 from amp_core.analysis.performance.kernels import (
     holds_collectives_alone,
     is_matrix,
@@ -238,6 +238,8 @@ MIN_NEXT_RATIO, MIN_NEXT_FRAC = 0.4, 0.1
 
 _OF_VALUES = {"launch-bound", "host-syncs", "copies"}
 """Savings that are one where values are copied to the host one by one."""
+_OF_HOST = {*LATE_LAUNCHES, "host-syncs"}
+"""Savings of time in which the device waits for its host, of which one may contain another."""
 
 
 def _is_larger_unsure(savings: Savings) -> bool:
@@ -257,6 +259,9 @@ def _next(savings: Savings) -> str:
     first, second = savings.ranked[:2]
     if VALUES_COPIED in first.what + second.what and {first.code, second.code} <= _OF_VALUES:  # one copy ends both
         return ""
+    idle_us = float(np.nan_to_num(savings.cost.us("gaps")))
+    if {first.code, second.code} <= _OF_HOST and first.saved_us + second.saved_us > idle_us + second.lead_us:
+        return ""  # without the first, part of the second is hidden
     if second.saved_us > first.saved_us and not second.is_sure:
         return f" {second.what}."
     if second.rank_us < MIN_NEXT_RATIO * first.rank_us or second.share < MIN_NEXT_FRAC or not second.is_sure:

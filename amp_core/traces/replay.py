@@ -56,6 +56,8 @@ class Replay:
     wait_us: Floats
     waited_for: Places
     """The work that ended last before each of these; -1 is none."""
+    wait_slack_us: Floats
+    """How long before each of these began that work had ended; 0 if it had not."""
     in_wait: Bools
     """Which of these are calls that only wait, after the first of the work was launched."""
 
@@ -102,8 +104,11 @@ class Replay:
         ended = np.searchsorted(ends[by_end], waits[1][of_wait], side="right") - 1
         waited_for = np.where(ended >= 0, by_end[ended], -1) if len(by_end) else ended.astype(np.int32)
         began, own_call = _in_calls(in_call, waits[0][of_wait])
+        wait_slack_us = (waits[0][of_wait] - ends[waited_for]).clip(min=0.0) if len(ends) else np.zeros(len(of_wait))
+        # What had ended before a call began made it no longer: it is long for other reasons, if it does not only wait.
+        waited_for[(wait_slack_us > 0) & ~only_wait[of_wait]] = -1
         # A call in which its work began waited for that alone, and a launch not even for that.
-        waited_for[own_call] = np.where(waited[began], began, -1)
+        waited_for[own_call], wait_slack_us[own_call] = np.where(waited[began], began, -1), 0.0
         return cls(
             order=order,
             us=np.where(shortens, ends - starts, 0.0),
@@ -119,6 +124,7 @@ class Replay:
             wait_ends=waits[1][of_wait],
             wait_us=(waits[1] - waits[0])[of_wait],
             waited_for=waited_for,
+            wait_slack_us=wait_slack_us,
             in_wait=(only_wait & (waits[0] >= first_us))[of_wait],
         )
 
@@ -135,8 +141,8 @@ class Replay:
         """By how much it ends sooner with shorter work, and `without` some of the host's waits."""
         sooner = array("d", bytes(8 * len(self.order)))  # by work, when it ends
         host_sooner, at = 0.0, 0
-        wait_ends, lengths, waited_for = self.wait_ends.tolist(), self.wait_us.tolist(), self.waited_for.tolist()
-        left_out = without.tolist()
+        wait_ends, waited_for, left_out = self.wait_ends.tolist(), self.waited_for.tolist(), without.tolist()
+        lengths, wait_slacks = self.wait_us.tolist(), self.wait_slack_us.tolist()
         columns = (
             shorter_us[self.order],
             self.launched,
@@ -153,7 +159,9 @@ class Replay:
                     if left_out[at]:
                         host_sooner += lengths[at]
                     elif waited_for[at] >= 0:
-                        host_sooner = min(sooner[waited_for[at]], host_sooner + lengths[at])
+                        slack_us = wait_slacks[at]
+                        shorter_us = lengths[at] if not slack_us else 0.0
+                        host_sooner = min(sooner[waited_for[at]] + slack_us, host_sooner + shorter_us)
                     at += 1
                 # What is not known has infinite slack; at -1 stands a work that has not been reached, with 0.
                 begins = min(slack + host_sooner, own_slack + sooner[own], other_slack + sooner[other])

@@ -6,14 +6,14 @@ import pytest
 from amp_core.traces.replay import Replay, reach_fracs
 
 
-def replay_of(*work, waits=()):
+def replay_of(*work, waits=(), long=()):
     """Work as start, end, launch, stream, and anything more for a copy; launches return at once. Waits as start and
-    end, all of them calls that only wait."""
+    end of calls that only wait, `long` of others."""
     starts, ends, launched = (np.array([one[place] for one in work], dtype=float) for place in range(3))
     streams = np.array([one[3] if len(one) > 3 else 7 for one in work])
-    calls = np.array(waits, dtype=float).reshape(-1, 2)
+    calls = np.array((*waits, *long), dtype=float).reshape(-1, 2)
     copies = np.array([len(one) > 4 for one in work])
-    only_wait = np.ones(len(calls), dtype=bool)
+    only_wait = np.arange(len(calls)) < len(waits)
     waits_us = (calls[:, 0], calls[:, 1])
     return Replay.of(starts, ends, launched, launched + 1, streams, waits_us, copies, only_wait=only_wait)
 
@@ -57,6 +57,21 @@ def test_a_host_that_does_not_wait_launches_ahead():
     assert before.unwaited_us() == 0 == replay_of(*work).unwaited_us()
     unknown = ((-900, -800, -np.inf), *work)  # launched before the trace began
     assert replay_of(*unknown, waits=[(-500, 20)]).unwaited_us() == 0
+
+
+def test_long_calls_hold_up_nothing_that_waited_for_work_which_had_ended_before():
+    """After each wait the launch of a graph takes 40 us."""
+    work = [(150 * step + 50, 150 * step + 150, 150 * step + 48) for step in range(3)]
+    waits = [(150 * step + 52, 150 * step + 152) for step in range(3)]
+    launches = [(150 * step + 157, 150 * step + 197) for step in range(2)]
+    assert replay_of(*work, waits=waits, long=launches).unwaited_us() == pytest.approx(2 * 50, abs=2)
+
+
+def test_a_wait_for_work_that_had_ended_before_leaves_the_host_its_head_start():
+    """The host waits 30 us after the end of what it waits for: with work 20 us shorter it launches no sooner."""
+    late = replay_of((10, 110, 0), (200, 260, 198), waits=[(140, 142)])
+    assert late.wait_slack_us == pytest.approx([30])
+    assert late.sooner_us(np.array([20.0, 0])) == 0
 
 
 def test_streams_do_not_hold_up_one_another():
