@@ -8,7 +8,6 @@ import numpy as np
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, VALUES_COPIED, longest_named
 from amp_core.analysis.performance.kernels import (
     holds_collectives_alone,
-    is_matrix,
     kernel_rows,
     left_of_operators,
     mostly_misclocked,
@@ -24,8 +23,8 @@ from amp_core.findings.few_rows import few_rows, in_8_bits
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
-from amp_core.findings.matrix_sentences import matrix_work
-from amp_core.findings.no_saving_sentences import busy_frac, no_saving, own_profiler
+from amp_core.findings.main_parts import by_place, parts_beside, without_saving
+from amp_core.findings.no_saving_sentences import busy_frac, no_saving
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.repeated_work import (
     MIN_LOOP_FIRST_FRAC,
@@ -34,7 +33,6 @@ from amp_core.findings.repeated_work import (
     loop_sentence,
     recomputed_sentence,
 )
-from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
     ahead_before,
@@ -164,54 +162,47 @@ def _first_sentence(run: Run) -> str:
             f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
             "not run, so the device's performance cannot be analysed. Profile the graph's replays."
         )
-    largest = savings.ranked[0] if savings.ranked else None
-    by_place = [one for one in (scattered(run, savings), gathered_matrices(run, savings)) if one is not None]
-    by_place.sort(key=lambda one: one.frac, reverse=True)
-    sentences = [one.sentence for one in by_place]
-    if largest is not None and largest.code in GUIDE and largest.saved_us > 0:
-        # Short gaps all along are those of a loop.
-        is_start = not savings.trains or busy_frac(savings) < MAX_STARTING_FRAC
-        at_start = savings.unit != "step" and is_start and not holds_collectives_alone(run)
-        of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
-        at_start &= largest.code != "launch-bound" or of_trace < MOST_FRAC
-        repeats = run.head.config.get("equal_passes")
-        at_start &= not (isinstance(repeats, int) and repeats >= MIN_REPEATS)
-        idle = at_start and not passes_sentence(run) and busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
-        hint = _idle_hint(run) if idle else ""
-        whole = _all_idle(savings, largest) + (_late_beside(savings, largest) or _held(largest) or _next(savings))
-        is_first = bool(by_place) and by_place[0].frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
-        first = f"{sentences[0]} " if is_first else ""
-        whole += "".join(f" {sentence}" for sentence in sentences[1 if is_first else 0 :])
-        known = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
-        known += " while the device waits" if _is_larger_behind(savings) else ""
-        saving = f"{_alone(savings, largest, known)}{whole}{hint}"
-        if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
-            return (
-                f"{first}One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
-                f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}. Beside it, the l{saving}"
-            )
-        copies, copied_us = savings.of("copies"), float(np.nan_to_num(savings.cost.us("copy")))
-        are_main = copies not in (None, largest) and copied_us > MIN_MAIN_FRAC * savings.cost.step_us
-        if copies is not None and are_main and largest.share < MAX_SMALL_FRAC:
-            return f"{first}{copies.what}. Beside that, the l{_alone(savings, largest, known)}{hint}"
-        work = matrix_work(run, savings)
-        if largest.share < MAX_SMALL_FRAC and work.frac > MIN_MAIN_FRAC and largest.code not in _OF_PRODUCTS:
-            it = "it" if len(work.kinds.fracs) == 1 else "them"
-            return (
-                f"{first}{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. "
-                f"Beside {it}, the l{saving}"
-            )
-        return f"{first}Beside it, the l{saving}" if first else f"L{saving}"
-    if by_place and by_place[0].frac > MIN_SCATTER_FIRST_FRAC:
-        them = "that" if len(by_place) == 1 else "these"
-        least = percent(MIN_SAVED_FRAC)
-        return f"{' '.join(sentences)} Beside {them}, nothing would save {least} or more of the {savings.unit}."
-    return " ".join((no_saving(run, savings, in_16_bits=bool(in_8_bits(run, savings))), *sentences))
+    if (largest := _largest(savings)) is not None:
+        return _with_saving(run, savings, largest)
+    if sentences := without_saving(run, savings):
+        return sentences
+    nothing = no_saving(run, savings, in_16_bits=bool(in_8_bits(run, savings)))
+    return " ".join((nothing, *(part.sentence for part in by_place(run, savings))))
 
 
-def _alone(savings: Savings, largest: Saving, known: str) -> str:
-    """The largest saving as a sentence, without its first letter."""
-    return f"{known}: {largest.in_sentence} ({largest.how_much(savings.unit)})."
+def _largest(savings: Savings | None) -> Saving | None:
+    """The largest saving, if there is one worth the name."""
+    largest = savings.ranked[0] if savings is not None and savings.ranked else None
+    return largest if largest is not None and largest.code in GUIDE and largest.saved_us > 0 else None
+
+
+def _with_saving(run: Run, savings: Savings, largest: Saving) -> str:
+    """The largest saving, with what comes before it and beside it."""
+    first, then = parts_beside(run, savings, largest)
+    hint = _idle_hint(run) if _is_start(run, savings, largest) else ""
+    saving = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
+    saving += " while the device waits" if _is_larger_behind(savings) else ""
+    saving += f": {largest.in_sentence} ({largest.how_much(savings.unit)})."
+    if not any(part.is_saving for part in first):
+        saving += _all_idle(savings, largest)
+        saving += _late_beside(savings, largest) or _held(largest) or _next(savings)
+        saving += "".join(f" {part.sentence}" for part in then)
+    before = " ".join(part.sentence for part in first)
+    return f"{before} Beside {first[-1].it}, the l{saving}{hint}" if first else f"L{saving}{hint}"
+
+
+def _is_start(run: Run, savings: Savings, largest: Saving) -> bool:
+    """Whether a trace with little work of the device looks like the start of a program, or an idle server."""
+    trains = savings.trains and busy_frac(savings) >= MAX_STARTING_FRAC
+    repeats = run.head.config.get("equal_passes")
+    is_loop = isinstance(repeats, int) and repeats >= MIN_REPEATS
+    if savings.unit == "step" or trains or is_loop or holds_collectives_alone(run) or passes_sentence(run):
+        return False
+    # Short gaps all along are those of a loop.
+    of_trace = 1 - _left_out_frac(run) if largest.code == "launch-bound" else 1.0
+    if largest.code == "launch-bound" and of_trace >= MOST_FRAC:
+        return False
+    return busy_frac(savings) * of_trace < MOSTLY_IDLE_FRAC
 
 
 MIN_REPEATS = 3
@@ -283,28 +274,6 @@ def _late_beside(savings: Savings, largest: Saving) -> str:
     return f" Beside that, {late.in_sentence}." if late is not None and largest.code in _IDLE else ""
 
 
-MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
-"""Where less than the first of the step can be saved, products or copies that take more than the second are told before
-that."""
-_OF_PRODUCTS = ("fp32-products", "slow-products")
-"""Savings whose sentence tells what products take."""
-
-
-def _unknown(run: Run, savings: Savings) -> str:
-    """What is not known of the longest unclassified kernel, and its name."""
-    rows = kernel_rows(run)
-    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
-    if rows.empty:
-        return f"cannot be classified by name: {kernel_in_words(savings.unknown_kernel)}"
-    precision = str(rows["precision"].iloc[0]).upper()
-    kernel = kernel_in_words(savings.unknown_kernel)
-    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {kernel}"
-
-
-MAIN_KERNEL_FRAC = 0.2
-"""An unclassified kernel with more of the step than this, and than the largest saving, is named first."""
-
-
 MOSTLY_IDLE_FRAC, MAX_STARTING_FRAC = 0.1, 0.01
 """A window without steps with less work than the first share is hardly one of training; with less than the second it
 shows first calls, also where backward runs."""
@@ -331,18 +300,22 @@ def _idle_hint(run: Run) -> str:
     named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
     accounted = named_us >= max(MIN_OF_IDLE_FRAC * idle_us, 2 * calls_us)
     like = "" if accounted else ", like the start of a program or an idle server"
-    rows = kernel_rows(run)
-    has_model = multiplies(rows) or bool((rows["module"] != "").any() or (rows["phase"] == "backward").any())
-    own_us = float(rows["total_us"][rows["name"].str.contains(OF_WARP)].sum())
-    has_model |= own_us >= MIN_OWN_FRAC * max(float(rows["total_us"].sum()), MIN_KERNEL_US)
-    no_model = "" if has_model else f" No product of matrices runs: {_NO_MODEL}."
+    no_model = "" if _has_model(run) else " No product of matrices runs: the model may not be in the trace."
     return (
         f" The trace has no step markers and little device activity{like}: call prof.step() and profile after a "
         f"warm-up.{no_model}"
     )
 
 
-_NO_MODEL = "the model may not be in the trace"
+def _has_model(run: Run) -> bool:
+    """Whether products, modules, backward or a program's own kernels run."""
+    rows = kernel_rows(run)
+    if multiplies(rows) or bool((rows["module"] != "").any() or (rows["phase"] == "backward").any()):
+        return True
+    own_us = float(rows["total_us"][rows["name"].str.contains(OF_WARP)].sum())
+    return own_us >= MIN_OWN_FRAC * max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+
+
 MIN_OWN_FRAC = 0.5
 """Share of the kernel time in kernels that a program writes itself, as in NVIDIA's Warp, from which these are what it
 does."""
@@ -350,4 +323,6 @@ does."""
 
 def may_lack_model(run: Run) -> bool:
     """Whether the first sentence says that the model may not be in the trace: then no advice about it fits."""
-    return _NO_MODEL in _first_sentence(run)
+    savings = possible_savings(run)
+    largest = _largest(savings)
+    return savings is not None and largest is not None and _is_start(run, savings, largest) and not _has_model(run)

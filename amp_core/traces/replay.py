@@ -159,9 +159,8 @@ class Replay:
                     if left_out[at]:
                         host_sooner += lengths[at]
                     elif waited_for[at] >= 0:
-                        slack_us = wait_slacks[at]
-                        shorter_us = lengths[at] if not slack_us else 0.0
-                        host_sooner = min(sooner[waited_for[at]] + slack_us, host_sooner + shorter_us)
+                        gained = 0.0 if wait_slacks[at] else lengths[at]
+                        host_sooner = min(sooner[waited_for[at]] + wait_slacks[at], host_sooner + gained)
                     at += 1
                 # What is not known has infinite slack; at -1 stands a work that has not been reached, with 0.
                 begins = min(slack + host_sooner, own_slack + sooner[own], other_slack + sooner[other])

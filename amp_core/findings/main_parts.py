@@ -1,0 +1,108 @@
+"""Parts of a step that no saving tells and that may come before the largest saving, each as a sentence.
+
+>>> first, then = parts_beside(run, savings, largest)
+>>> first[0].sentence, first[0].it
+('GEMM/conv takes 71 % of the step, on tensor cores.', 'it')
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.savings import Savings
+from amp_core.findings.gathered_matrices import gathered_matrices
+from amp_core.findings.matrix_sentences import matrix_work
+from amp_core.findings.no_saving_sentences import own_profiler
+from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
+from amp_core.store.run import Run
+from amp_core.text.formatting import kernel_in_words, percent
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a step."""
+
+    sentence: str
+    frac: float
+    """Its share of the step."""
+    it: str = "it"
+    """What the next sentence calls it."""
+    is_saving: bool = False
+    """Whether it is a saving too, beside which the largest one alone is told."""
+
+
+def by_place(run: Run, savings: Savings) -> list[Part]:
+    """The operators whose time is decided by the places that they read or write, the longest first."""
+    found = (scattered(run, savings), gathered_matrices(run, savings))
+    parts = [Part(one.sentence, one.frac) for one in found if one is not None]
+    return sorted(parts, key=lambda part: part.frac, reverse=True)
+
+
+def parts_beside(run: Run, savings: Savings, largest: Saving) -> tuple[list[Part], list[Part]]:
+    """The parts that come before the largest saving, and those after it."""
+    places = by_place(run, savings)
+    leads = bool(places) and places[0].frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
+    first, then = (places[:1], places[1:]) if leads else ([], places)
+    candidates = (_unknown_kernel(run, savings, largest), _copies(savings, largest), _products(run, savings, largest))
+    return [*first, *[part for part in candidates if part is not None][:1]], then
+
+
+def without_saving(run: Run, savings: Savings) -> str:
+    """That nothing beside the operators of `by_place` saves much, as sentences, where these come first; else empty."""
+    places = by_place(run, savings)
+    if not places or places[0].frac <= MIN_SCATTER_FIRST_FRAC:
+        return ""
+    them = "that" if len(places) == 1 else "these"
+    told = " ".join(part.sentence for part in places)
+    return f"{told} Beside {them}, nothing would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
+
+
+def _unknown_kernel(run: Run, savings: Savings, largest: Saving) -> Part | None:
+    """The longest unclassified kernel."""
+    if savings.unknown_kernel_frac <= max(largest.share, MAIN_KERNEL_FRAC):
+        return None
+    return Part(
+        f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
+        f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}.",
+        savings.unknown_kernel_frac,
+    )
+
+
+def _unknown(run: Run, savings: Savings) -> str:
+    """What is not known of that kernel, and its name."""
+    kernel, rows = kernel_in_words(savings.unknown_kernel), kernel_rows(run)
+    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
+    if rows.empty:
+        return f"cannot be classified by name: {kernel}"
+    precision = str(rows["precision"].iloc[0]).upper()
+    return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {kernel}"
+
+
+MAIN_KERNEL_FRAC = 0.2
+"""An unclassified kernel with more of the step than this, and than the largest saving, is named first."""
+
+
+def _copies(savings: Savings, largest: Saving) -> Part | None:
+    """Copies, where they are most of a step of which less would be saved."""
+    copies, frac = savings.of("copies"), float(np.nan_to_num(savings.cost.us("copy"))) / savings.cost.step_us
+    if copies is None or copies is largest or frac <= MIN_MAIN_FRAC or largest.share >= MAX_SMALL_FRAC:
+        return None
+    return Part(f"{copies.what}.", frac, it="that", is_saving=True)
+
+
+def _products(run: Run, savings: Savings, largest: Saving) -> Part | None:
+    """Products, where they are most of a step of which less would be saved, by something else."""
+    work = matrix_work(run, savings)
+    if work.frac <= MIN_MAIN_FRAC or largest.share >= MAX_SMALL_FRAC or largest.code in _OF_PRODUCTS:
+        return None
+    told = f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}."
+    return Part(told, work.frac, it="it" if len(work.kinds.fracs) == 1 else "them")
+
+
+MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
+"""Where less than the first of the step can be saved, products or copies that take more than the second are told before
+that."""
+_OF_PRODUCTS = ("fp32-products", "slow-products")
+"""Savings whose sentence tells what products take."""
