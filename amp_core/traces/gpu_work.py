@@ -150,13 +150,14 @@ _CAPTURE = re.compile(r"BeginCapture")
 
 def _blocking_calls(events: TraceEvents, call: Ints, returned: Floats) -> Ints:
     work = events.work
-    to_host = np.array([_TO_HOST.search(text) is not None for text in events.texts], dtype=bool)
+    to_host = np.array([TO_HOST.search(text) is not None for text in events.texts], dtype=bool)
     blocked: Bools = (call >= 0) & (returned >= np.asarray(work.end))
     result: Ints = call[blocked & to_host[np.asarray(work.name)]]
     return result
 
 
-_TO_HOST = re.compile(r"[Mm]em(?:cpy|Copy)\w* ?D(?:evice)?toH|CopyDeviceToHost|MEMCPY_DtoH")
+TO_HOST = re.compile(r"[Mm]em(?:cpy|Copy)\w* ?D(?:evice)?toH|CopyDeviceToHost|MEMCPY_DtoH")
+"""In the names of copies to the host."""
 
 
 def _launched_before(work: Work, linked: Bools) -> Bools:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, longest_in
+from amp_core.traces.gpu_work import TO_HOST
 from amp_core.traces.host_spans import launches_in, longest_function, longest_op, outside_operators, profiling_us
 from amp_core.traces.idle_causes import DISPATCH_US, IdleCauses, idle_causes, long_launches
 from amp_core.traces.link import EVALUATE, Host
@@ -21,6 +22,7 @@ from amp_core.traces.long_calls import longest_calls
 from amp_core.traces.own_ranges import range_of
 from amp_core.traces.passes import filling_passes
 from amp_core.traces.replay import REACHES, Replay, reach_fracs
+from amp_core.traces.waits import waits_for_results
 
 MIN_LOADING_FRAC = 0.5
 """Share of exposed communication from which launches in which the host stays meanwhile are its cause."""
@@ -41,6 +43,8 @@ def idle_columns(
     the step waits for. `alone`: nothing in the trace holds its work up."""
     events, host, linked = trace.events, trace.host, trace.linked
     long = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
+    copying = linked.op[selected & _is_named(trace, TO_HOST) & (linked.op >= 0)]
+    for_results = waits_for_results(events, host, trace.waits, copying, linked.launched_us[selected])
     replay = Replay.of(
         linked.start_us[selected],
         linked.end_us[selected],
@@ -52,6 +56,7 @@ def idle_columns(
         trace.communication[selected],
         (trace.copies & _is_named(trace, _FROM_PAGEABLE))[selected],
         trace.waits[long],
+        for_results[long],
     )
     explain = functools.partial(
         idle_causes,
@@ -59,7 +64,8 @@ def idle_columns(
         launched=linked.launched_us[selected],
         returned=linked.returned_us[selected],
         in_graph=linked.in_graph[selected],
-        wait_starts=trace.call_start[trace.waits],
+        # What the program then works on, it has to wait for: what comes late is its own work.
+        wait_starts=np.where(for_results, trace.call_end, trace.call_start)[trace.waits],
         wait_ends=trace.call_end[trace.waits],
         few=few,
         replay=replay,

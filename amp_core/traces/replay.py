@@ -59,7 +59,8 @@ class Replay:
     wait_slack_us: Floats
     """How long before each of these began that work had ended; 0 if it had not."""
     in_wait: Bools
-    """Which of these are calls that only wait, after the first of the work was launched."""
+    """Which of these are calls that only wait, after the first of the work was launched, and for what the program does
+    not need at once."""
 
     @classmethod
     def of(
@@ -74,15 +75,18 @@ class Replay:
         collectives: Bools | None = None,
         uploads: Bools | None = None,
         only_wait: Bools | None = None,
+        for_results: Bools | None = None,
     ) -> "Replay":
         """Of work with start and end, start and end of the call that launched it, and stream, and which of it is
         copies, collectives, and copies from memory of the host that is not pinned, none unless given; and of all calls,
         as start and end, that may end when the device comes so far: waits, and launches that wait for room in a
-        queue; `only_wait` tells the former."""
+        queue; `only_wait` tells the former, and `for_results` those for what the program then works on."""
         order = np.argsort(starts, kind="stable")
         none = np.zeros(len(starts), dtype=bool)
         copies, collectives, uploads = (none if kind is None else kind for kind in (copies, collectives, uploads))
-        only_wait = np.zeros(len(waits[0]), dtype=bool) if only_wait is None else only_wait
+        only_wait, for_results = (
+            np.zeros(len(waits[0]), dtype=bool) if kind is None else kind for kind in (only_wait, for_results)
+        )
         first_us = launched[np.isfinite(launched)].min(initial=np.inf)  # of those that the trace holds
         shortens = ~(copies | collectives)[order]
         in_call = np.where(starts < returned, launched, np.nan)[order]
@@ -125,7 +129,7 @@ class Replay:
             wait_us=(waits[1] - waits[0])[of_wait],
             waited_for=waited_for,
             wait_slack_us=wait_slack_us,
-            in_wait=(only_wait & (waits[0] >= first_us))[of_wait],
+            in_wait=(only_wait & ~for_results & (waits[0] >= first_us))[of_wait],
         )
 
     def sooner_us(self, shorter_us: Floats) -> float:

@@ -9,7 +9,10 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
+from amp_core.traces.host_spans import outside_operators
+from amp_core.traces.idle_causes import DISPATCH_US
 from amp_core.traces.link import Host, Ints
 
 WAITING = (
@@ -86,3 +89,29 @@ def waits_after_copies(
     same_op = host.op_of_call[before] == host.op_of_call[after]
     result[after] = copies[before] & ~waits[before] & waits[after] & same_op
     return result
+
+
+def waits_for_results(
+    events: TraceEvents, host: Host, waits: npt.NDArray[np.bool_], copying: Ints, launched: times.Floats
+) -> npt.NDArray[np.bool_]:
+    """Which waiting calls copy results to the host that the program then works on: they are in one of the operators
+    `copying` to the host, which reads no single value, and the host is in no operator for `DISPATCH_US` or more before
+    it launches again, at one of the times `launched`."""
+    result = np.zeros(len(waits), dtype=bool)
+    names = np.asarray(events.spans.name, dtype=np.int64)
+    copies = np.array([text in _COPYING for text in events.texts], dtype=bool)
+    copying = copying[copies[names[copying]]]
+    chosen = np.flatnonzero(waits & np.isin(host.op_of_call, copying))
+    launched = np.sort(launched[np.isfinite(launched)])
+    start = np.asarray(events.calls.end)[chosen]
+    following = np.searchsorted(launched, start)
+    known = following < len(launched)
+    chosen, start, end = chosen[known], start[known], launched[following[known]]
+    outside = outside_operators(events, host, times.union(start, end))
+    if len(outside[0]):
+        result[chosen] = times.overlap_of_each(start, end, outside) >= DISPATCH_US
+    return result
+
+
+_COPYING = ("aten::copy_", "aten::to", "aten::_to_copy")
+"""Operators that copy tensors, and read no single value as `aten::item` does."""

@@ -232,8 +232,8 @@ def test_copies_that_block_are_told_by_their_direction(tmp_path, name, advice):
         trace.op("aten::copy_", at, 500)
         trace.kernel(f"Memcpy {name}", at + 20, 200, at + 10, sort="copy", call_us=20)
         trace.event("call", "cudaStreamSynchronize", at + 40, 440, 1, correlation=900 + number)
-        trace.op("aten::mm", at + 900, 5)
-        trace.kernel(made.GEMM, at + 910, 80, at + 902)
+        trace.op("aten::mm", at + 700, 5)
+        trace.kernel(made.GEMM, at + 710, 280, at + 702)
     finding = finding_of(run_of(tmp_path, trace), "host-syncs")
     assert advice in finding.advice and ("out.copy_(y" in finding.snippet) == name.startswith("DtoH")
     assert "DataLoader" not in finding.snippet  # there is none

@@ -1,0 +1,56 @@
+"""Results that the program works on after it waited for them, and values that it only reads."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+TO_HOST = "Memcpy DtoH (Device -> Pageable)"
+
+
+def chunks(op, python_us, count=8):
+    """Chunks of 2 ms on the device, each copied to the host by `op`; `python_us` of Python before the next launch."""
+    trace, at = Made(), 0
+    for _ in range(count):
+        trace.op("aten::mm", at + 1, 8)
+        trace.kernel(made.GEMM, at + 10, 2000, at + 2)
+        trace.op(op, at + 20, 2100)
+        trace.kernel(TO_HOST, at + 2010, 50, at + 25, sort="copy", call_us=2060)
+        trace.events[-1]["args"]["bytes"] = 2**20 if op == "aten::copy_" else 4
+        at += 2120 + python_us
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("op", "python_us", "hidden"),
+    [
+        ("aten::copy_", 1000, False),
+        ("aten::_local_scalar_dense", 1000, True),
+        ("aten::copy_", 200, True),
+    ],
+)
+def test_python_on_results_is_hidden_by_no_wait_left_out(tmp_path, op, python_us, hidden):
+    (window,) = run_of(tmp_path, chunks(op, python_us)).windows.to_dict("records")
+    assert window["unwaited_us"] == pytest.approx(7 * (python_us + 60) if hidden else 0, abs=7 * 75)
+
+
+def test_what_is_told_first_is_the_python(tmp_path):
+    run = run_of(tmp_path, chunks("aten::copy_", 1000))
+    assert "because the host launches too late" in first_sentence(run)
+    assert not [f for f in diagnose(run) if f.title.startswith("The host launches late after")]
+
+
+def test_one_idle_time_is_told_once(tmp_path):
+    """Without the waits nothing is left of the late launches of a graph."""
+    trace, at = Made(), 0
+    for _ in range(8):
+        trace.event("call", "cudaGraphLaunch", at + 2, 400, 1)
+        trace.kernel(made.GEMM, at + 410, 900, at + 402)
+        trace.op("aten::_local_scalar_dense", at + 420, 920)
+        trace.kernel(TO_HOST, at + 1312, 4, at + 425, sort="copy", call_us=910)
+        at += 1500
+    run = run_of(tmp_path, trace)
+    assert run.windows["unwaited_us"].iloc[0] == pytest.approx(7 * 590, rel=0.05)
+    assert "The next:" not in first_sentence(run)
