@@ -7,6 +7,7 @@
 import re
 from dataclasses import replace
 
+from amp_core.analysis.performance.kernels import in_training
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import Finding, Remedy
@@ -69,8 +70,8 @@ _PROFILER, _TABLE = re.compile(r"\btorch\.profiler\b"), re.compile(r"print\(prof
 
 
 def trains(run: Run) -> bool:
-    """Whether a trace contains backward or an optimizer; by its operators where it has no kernels."""
+    """Whether a trace contains an optimizer or much of backward; by its operators where it has no kernels."""
     savings = possible_savings(run)
     if savings is not None:
         return savings.trains
-    return bool(run.ops["phase"].isin(["backward", "optimizer"]).any())
+    return in_training(run, run.ops)

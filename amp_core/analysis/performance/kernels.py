@@ -164,6 +164,24 @@ FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 """Those of torch that take `fused=True`."""
 
 
+MIN_BACKWARD_FRAC = 0.1
+"""Share of backward in the time or in the number of kernels from which a program trains though no optimizer runs, and
+no gradient is accumulated as by `backward()`: a simulation may ask for the gradient of a few operators."""
+
+
+def in_training(run: Run, rows: pd.DataFrame) -> bool:
+    """Whether rows of kernels or operators are of a training: with an optimizer, or with enough of backward."""
+    if (rows["phase"] == "optimizer").any():
+        return True
+    if "category" in rows:
+        rows = rows[rows["category"] != "communication"]
+    back = rows["phase"] == "backward"
+    if run.head.config.get("accumulates_gradients") is True:
+        return bool(back.any())
+    parts = [rows[name].astype(float) for name in ("total_us", "count") if name in rows]
+    return any(part[back].sum() >= MIN_BACKWARD_FRAC * part.sum() > 0 for part in parts)
+
+
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 """Operators of `zero_grad(set_to_none=False)`, which fill tensors that exist already."""
 

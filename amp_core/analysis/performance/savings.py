@@ -29,6 +29,7 @@ from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     counted_once,
     holds_collectives_alone,
+    in_training,
     is_trace,
     kernel_rows,
     left_of_operators,
@@ -67,7 +68,7 @@ class Savings:
     unit: str
     """`step` or `profiled window`."""
     trains: bool
-    """Whether the trace contains backward or optimizer kernels."""
+    """Whether the trace contains kernels of an optimizer, or many of backward."""
     cost: StepCost
     unknown_frac: float
     """Share of the kernel time that cannot be classified by kernel name."""
@@ -161,8 +162,10 @@ def _possible_savings(run: Run) -> Savings | None:
     small = sorted((c for c in savings if c.saved_us > 0 and not basis.is_long(c.saved_us)), key=lambda c: -c.saved_us)
     if capture_us:
         worth, small = [], []
-    without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
-    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or without_op.str.contains(_OF_TRAINING).any())
+    without_op = rows["op"] == ""  # a recorded operator tells its phase
+    phase = rows["phase"].mask(without_op & rows["name"].str.contains(_BACKWARD), "backward")
+    phase = phase.mask(without_op & rows["name"].str.contains(_OPTIMIZER), "optimizer")
+    trains = in_training(run, rows.assign(phase=phase))
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / basis.steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us
@@ -207,7 +210,7 @@ def _capture_us(run: Run, windows: pd.DataFrame, basis: Basis) -> float:
     return us / basis.steps if is_capture else 0.0
 
 
-_OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")
+_BACKWARD, _OPTIMIZER = re.compile(r"(?i)backward|_bwd_|grad_input"), re.compile(r"(?i)multi_tensor_apply")
 """Kernels by whose names a trace without phases is one of training."""
 
 
