@@ -1,5 +1,4 @@
-"""Operators, ranges and functions of which the first calls take nearly all of their time: these set up a library, or
-compile.
+"""Operators and ranges of which the first calls take nearly all of their time: these set up a library, or compile.
 
 >>> first_calls(events, host, linked)
 {'aten::cudnn_convolution': (2336000.0, 1)}
@@ -10,7 +9,6 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.traces import intervals as times
 from amp_core.traces.events import MARK, OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, Host
@@ -34,8 +32,8 @@ MIN_TRACE_FRAC = 0.05
 
 def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str, tuple[float, int]]:
     """Time in microseconds and number of such first calls, by operator. With the work of a device, the outermost
-    operators, the ranges of a program and the functions of Python count with all of their time, else all operators with
-    their own, as where the host is told: there compiled code counts with what it calls.
+    operators and the ranges of a program count with all of their time, else all operators with their own, as where the
+    host is told: there compiled code counts with what it calls.
 
     A call of another size may take longer for its size: where sizes are known, a later call has the same. On a CPU
     alone they have to be, but for compiled code, whose first call compiles. A call that sets up a library needs no
@@ -83,23 +81,6 @@ def first_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> dict[str
                 and us[first[short:]].min() >= MIN_FIRST_RATIO * max(np.median(us[own]), np.median(us[same]))
             ):
                 found[op] = float(whole_us[first].sum()), count
-                break
-    return _of_functions(events, host, least_us) | found if len(events.work) else found
-
-
-def _of_functions(events: TraceEvents, host: Host, least_us: float) -> dict[str, tuple[float, int]]:
-    """The same of functions of Python that the loop's thread calls, without the calls in which they call themselves."""
-    frames, found = events.frames, dict[str, tuple[float, int]]()
-    own = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
-    start, end, name = (np.asarray(column)[own] for column in (frames.start, frames.end, frames.name))
-    total = np.bincount(name, end - start, minlength=len(events.texts))
-    for number in np.flatnonzero((total > 0) & (total >= least_us)).tolist():
-        began, ended = times.union(start[name == number], end[name == number])
-        us = ended - began
-        for count in range(1, 1 + min(MAX_FIRST_CALLS, len(us) // MIN_CALLS)):
-            first = us[:count]
-            if first.sum() >= MIN_FIRST_FRAC * us.sum() and first.min() >= MIN_FIRST_RATIO * np.median(us):
-                found[events.texts[number]] = float(first.sum()), count
                 break
     return found
 

@@ -393,7 +393,7 @@ def _host_op(run: Run, windows: pd.DataFrame, basis: Basis) -> tuple[str, str]:
     is longer, and that as part of a sentence; empty if it is not much of the step."""
     column = _host_column(windows)
     op, in_op = _longest_of(windows, column, basis)
-    return op, f"{in_op}{_in_first(run, windows, column, op)}"
+    return op, in_op if column == "host_function" else f"{in_op}{_in_first(run, windows, column, op)}"
 
 
 COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
@@ -431,7 +431,7 @@ def _host_column(windows: pd.DataFrame) -> str:
 
 
 def _in_first(run: Run, windows: pd.DataFrame, column: str, op: str) -> str:
-    """That an operator, a function or a range is blamed for its first call, as part of a sentence; empty for others."""
+    """That an operator or a range is blamed for its first call, as part of a sentence; empty for others."""
     us = float(windows[windows[column] == op][f"{column}_us"].sum()) if op else 0.0
     calls = first_calls_of(run, op, us)
     return f" ({IN_FIRST}{calls.which})" if calls is not None else ""

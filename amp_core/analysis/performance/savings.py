@@ -68,7 +68,7 @@ class Savings:
     unit: str
     """`step` or `profiled window`."""
     trains: bool
-    """Whether the trace contains kernels of an optimizer, or many of backward."""
+    """Whether the trace is one of training, see `in_training`."""
     cost: StepCost
     unknown_frac: float
     """Share of the kernel time that cannot be classified by kernel name."""
@@ -162,10 +162,8 @@ def _possible_savings(run: Run) -> Savings | None:
     small = sorted((c for c in savings if c.saved_us > 0 and not basis.is_long(c.saved_us)), key=lambda c: -c.saved_us)
     if capture_us:
         worth, small = [], []
-    without_op = rows["op"] == ""  # a recorded operator tells its phase
-    phase = rows["phase"].mask(without_op & rows["name"].str.contains(_BACKWARD), "backward")
-    phase = phase.mask(without_op & rows["name"].str.contains(_OPTIMIZER), "optimizer")
-    trains = in_training(run, rows.assign(phase=phase))
+    without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
+    trains = in_training(run, rows) or bool(without_op.str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / basis.steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us
@@ -210,7 +208,7 @@ def _capture_us(run: Run, windows: pd.DataFrame, basis: Basis) -> float:
     return us / basis.steps if is_capture else 0.0
 
 
-_BACKWARD, _OPTIMIZER = re.compile(r"(?i)backward|_bwd_|grad_input"), re.compile(r"(?i)multi_tensor_apply")
+_OF_TRAINING = re.compile(r"(?i)backward|_bwd_|grad_input|multi_tensor_apply")
 """Kernels by whose names a trace without phases is one of training."""
 
 
