@@ -36,6 +36,7 @@ from amp_core.findings.repeated_work import (
 )
 from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
 from amp_core.findings.signals import facts
+from amp_core.findings.small_matrices import small_matrices
 from amp_core.findings.step_sentences import (
     ahead_before,
     captured_anew,
@@ -165,7 +166,8 @@ def _first_sentence(run: Run) -> str:
             "not run, so the device's performance cannot be analysed. Profile the graph's replays."
         )
     largest = savings.ranked[0] if savings.ranked else None
-    by_place = [one for one in (scattered(run, savings), gathered_matrices(run, savings)) if one is not None]
+    places = scattered(run, savings), gathered_matrices(run, savings), small_matrices(run, savings)
+    by_place = [one for one in places if one is not None]
     by_place.sort(key=lambda one: one.frac, reverse=True)
     sentences = [one.sentence for one in by_place]
     if largest is not None and largest.code in GUIDE and largest.saved_us > 0:

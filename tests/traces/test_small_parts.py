@@ -92,3 +92,26 @@ def test_first_calls_of_what_the_device_waits_for_are_told(tmp_path, place, call
     assert f"in {place[1]}" in finding.title
     assert (f"in {place[1]} (nearly all in its {told})" in finding.title) == (told is not None)
     assert ("first call of an operator" in finding.advice) == (told is not None)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "us", "told"),
+    [
+        ("aten::_linalg_svd", [3000, 3, 3], 100, "aten::_linalg_svd takes 10 % of the step, on matrices of 3 × 3: "),
+        ("aten::linalg_inv_ex", [8, 64, 2, 2], 100, "aten::linalg_inv_ex takes 10 % of the step, on matrices of 2 × 2"),
+        ("aten::_linalg_svd", [3000, 3, 3], 30, None),
+        ("aten::_linalg_svd", [3000, 32, 32], 100, None),
+        ("aten::_linalg_svd", [3000, 3], 100, None),
+        ("aten::_linalg_svd", [2, 3, 3], 100, None),
+    ],
+)
+def test_decompositions_of_many_small_matrices_are_told(tmp_path, op, shape, us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::relu", 0, 20)
+    trace.kernel(RELU, 10, 990 - us, 2)
+    trace.op("aten::linalg_pinv", 30, 40)
+    trace.op(op, 32, 30, **{"Input Dims": [shape, []]})
+    trace.kernel("void batched_svd_parallel_jacobi_32x16<float, float>(int)", 1000 - us, us, 40)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("closed formulas" in sentence) == (told is not None) and (told or "") in sentence
