@@ -16,6 +16,7 @@ from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.no_saving_sentences import own_profiler
 from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
+from amp_core.findings.small_matrices import small_matrices
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, percent
 
@@ -33,16 +34,17 @@ class Part:
     """Whether it is a saving too, beside which the largest one alone is told."""
 
 
-def by_place(run: Run, savings: Savings) -> list[Part]:
-    """The operators whose time is decided by the places that they read or write, the longest first."""
-    found = (scattered(run, savings), gathered_matrices(run, savings))
+def own_parts(run: Run, savings: Savings) -> list[Part]:
+    """Operators whose time is decided by the places that they read or write, and those of many small matrices, the
+    longest first."""
+    found = (scattered(run, savings), gathered_matrices(run, savings), small_matrices(run, savings))
     parts = [Part(one.sentence, one.frac) for one in found if one is not None]
     return sorted(parts, key=lambda part: part.frac, reverse=True)
 
 
 def parts_beside(run: Run, savings: Savings, largest: Saving) -> tuple[list[Part], list[Part]]:
     """The parts that come before the largest saving, and those after it."""
-    places = by_place(run, savings)
+    places = own_parts(run, savings)
     leads = bool(places) and places[0].frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
     first, then = (places[:1], places[1:]) if leads else ([], places)
     candidates = (_unknown_kernel(run, savings, largest), _copies(savings, largest), _products(run, savings, largest))
@@ -50,8 +52,8 @@ def parts_beside(run: Run, savings: Savings, largest: Saving) -> tuple[list[Part
 
 
 def without_saving(run: Run, savings: Savings) -> str:
-    """That nothing beside the operators of `by_place` saves much, as sentences, where these come first; else empty."""
-    places = by_place(run, savings)
+    """That nothing beside the operators of `own_parts` saves much, as sentences, where these come first; else empty."""
+    places = own_parts(run, savings)
     if not places or places[0].frac <= MIN_SCATTER_FIRST_FRAC:
         return ""
     them = "that" if len(places) == 1 else "these"

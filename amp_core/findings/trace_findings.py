@@ -69,7 +69,7 @@ _PROFILER, _TABLE = re.compile(r"\btorch\.profiler\b"), re.compile(r"print\(prof
 
 
 def trains(run: Run) -> bool:
-    """Whether a trace contains backward or an optimizer; by its operators where it has no kernels."""
+    """Whether a trace contains an optimizer or much of backward; by its operators where it has no kernels."""
     savings = possible_savings(run)
     if savings is not None:
         return savings.trains

@@ -23,7 +23,7 @@ from amp_core.findings.few_rows import few_rows, in_8_bits
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
-from amp_core.findings.main_parts import by_place, parts_beside, without_saving
+from amp_core.findings.main_parts import own_parts, parts_beside, without_saving
 from amp_core.findings.no_saving_sentences import busy_frac, no_saving
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.repeated_work import (
@@ -167,7 +167,7 @@ def _first_sentence(run: Run) -> str:
     if sentences := without_saving(run, savings):
         return sentences
     nothing = no_saving(run, savings, in_16_bits=bool(in_8_bits(run, savings)))
-    return " ".join((nothing, *(part.sentence for part in by_place(run, savings))))
+    return " ".join((nothing, *(part.sentence for part in own_parts(run, savings))))
 
 
 def _largest(savings: Savings | None) -> Saving | None:

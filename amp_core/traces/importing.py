@@ -204,6 +204,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["on_macos"] = True
     if trace.equal_passes:
         config["equal_passes"] = trace.equal_passes
+    if trace.accumulates_gradients:
+        config["accumulates_gradients"] = True
     if trace.gathers_weights:
         config["gathers_weights"] = True
     if trace.loader:

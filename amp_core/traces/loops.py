@@ -34,8 +34,9 @@ MAX_WHOLE_FRAC = 0.85
 """The same without steps up to which it is part of a program, and not all that is profiled."""
 MIN_RUN_PASSES = 2
 """Passes one after another, without another operator between them, from which they are part of the loop."""
-MIN_EQUAL_FRAC = 0.5
-"""Share of the operators that are the same as one pass before from which passes are equal, and not alike."""
+MIN_EQUAL_FRAC = 0.75
+"""Share of the passes that are the same as the one before from which they are those of one loop: series of unlike
+length have most operators in common, too."""
 MIN_BETTER_RATIO = 1.1
 """A longer series counts only if it covers that much more: two passes of a series are one of a longer one, too."""
 _MAX_NAMES = 3
@@ -101,8 +102,7 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
         of_pass = first + np.flatnonzero(np.isin(names[first:last], each))
         called = _called(events, host, chosen[of_pass])  # rounded times may put one of these beside its caller
         runs = first + _runs(np.isin(names[first:last], called), MIN_RUN_PASSES * period)
-        repeat = [bool((names[a + period : b] == names[a : b - period]).mean() >= MIN_EQUAL_FRAC) for a, b in runs]
-        runs = runs[np.array(repeat, dtype=bool)]
+        runs = runs[np.array([_equal_frac(names[a:b], period) >= MIN_EQUAL_FRAC for a, b in runs], dtype=bool)]
         if not len(runs):
             continue
         passes = int((runs[:, 1] - runs[:, 0]).sum()) // period
@@ -203,6 +203,12 @@ def _operators(events: TraceEvents, host: Host) -> npt.NDArray[np.int64]:
     is_op &= ~called & (np.asarray(spans.thread) == host.loop_thread)
     chosen = np.flatnonzero(is_op & ~np.isin(host.region_of_span, (DATA, OPTIMIZER, WATCH)))
     return chosen[np.argsort(np.asarray(spans.start)[chosen], kind="stable")]
+
+
+def _equal_frac(names: npt.NDArray[Any], period: int) -> float:
+    """The share of passes that are the same, in each of their operators, as the one before."""
+    same = names[period:] == names[:-period]
+    return float(same[: len(same) // period * period].reshape(-1, period).all(axis=1).mean())
 
 
 def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:

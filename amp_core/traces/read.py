@@ -23,6 +23,7 @@ from amp_core.schema import RunError
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
 from amp_core.traces import rocprof
+from amp_core.traces.chains import ACCUMULATES
 from amp_core.traces.collect import LEGACY_PROCESS, collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps, call_cost, slow_calls, slow_steps
@@ -60,7 +61,7 @@ from amp_core.traces.host_alone import HostPart, longest_host_part, longest_time
 from amp_core.traces.json_stream import TraceStream
 from amp_core.traces.kernel_rows import Rows, kernel_rows, launch_windows, trace_windows
 from amp_core.traces.left_out import PartLeftOut, parts_left_out
-from amp_core.traces.link import link, optimizer_names
+from amp_core.traces.link import EVALUATE, link, optimizer_names
 from amp_core.traces.loader_workers import WITH_WORKERS, WorkerTimes, worker_times
 from amp_core.traces.long_calls import outer_frees
 from amp_core.traces.long_views import LongView, long_view
@@ -191,6 +192,8 @@ class Trace:
     growing_rows: GrowingRows | None = None
     gathers_weights: bool = False
     """Whether torch's FullyShardedDataParallel gathers weights before the layers that need them, as its marks tell."""
+    accumulates_gradients: bool = False
+    """Whether autograd adds gradients to those of leaves, as `backward()` does and `torch.autograd.grad` does not."""
     loader: str = ""
     """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
     norms_in_training: int = 0
@@ -205,7 +208,7 @@ class Trace:
     launches_without_work: tuple[int, int, bool] = (0, 0, False)
     """Launches of kernels whose kernel is not recorded, and all launches of kernels."""
     first_calls: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """Operators whose first call takes nearly all of their time, and how long that call takes, microseconds."""
+    """What first calls take nearly all of the time of, as operators, and how long these take, microseconds."""
     optimizers: list[str] = field(default_factory=list)
     """Classes of the optimizers that step, where torch marks their steps."""
     sync_call: str = ""
@@ -453,6 +456,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         few_operators=few_operators(events),
         operator_loop=loop,
         gathers_weights=any(map(_FSDP.match, events.texts)),
+        accumulates_gradients=any(ACCUMULATES in text and not text.startswith(EVALUATE) for text in events.texts),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
         norms_in_training=events.norms_in_training,
         on_macos=events.on_macos,

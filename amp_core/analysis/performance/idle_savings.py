@@ -193,7 +193,7 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
         outside = f", {number(longer_us / 1e3, 'ms')} of it in {LONGER_GAPS}"
     if unknown := unknown_host(run):
         outside = "" if launch_bound or in_calls or named or in_op else unknown
-    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(windows, us, basis)
+    marked = "" if in_calls or in_op or (named and not launch_bound) else _place(run, windows, us, basis)
     is_told = idle.basis.unit == "step" or in_calls or in_op or marked or outside.startswith(",")
     gap = "" if is_told else _one_gap(windows, us * basis.steps)
     code = "launch-bound" if launch_bound else "host-bound"
@@ -411,12 +411,13 @@ def _is_copying(run: Run, windows: pd.DataFrame, host_us: float) -> bool:
     return bool((rows["category"].isin(COPIES) & ~rows["name"].str.contains(TO_HOST)).all())
 
 
-def _place(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
+def _place(run: Run, windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
     """The part of the sentence on the Python function, or else the range that the program marks, with most of the time
     in which the host launches too late; empty where none has half of it."""
     for column in ("host_function", "host_range"):
         if longest_named(windows, column)[1] >= MIN_OF_PLACE_FRAC * host_us * basis.steps > 0:
-            return _longest_of(windows, column, basis)[1]
+            place, in_place = _longest_of(windows, column, basis)
+            return f"{in_place}{_in_first(run, windows, column, place)}"
     return ""
 
 
@@ -430,10 +431,14 @@ def _host_column(windows: pd.DataFrame) -> str:
 
 
 def _in_first(run: Run, windows: pd.DataFrame, column: str, op: str) -> str:
-    """That an operator is blamed for its first call, as part of a sentence; empty for others."""
+    """That an operator or a range is blamed for its first call, as part of a sentence; empty for others."""
     us = float(windows[windows[column] == op][f"{column}_us"].sum()) if op else 0.0
     calls = first_calls_of(run, op, us)
-    return f" (nearly all in its {calls.which})" if calls is not None else ""
+    return f" ({IN_FIRST}{calls.which})" if calls is not None else ""
+
+
+IN_FIRST = "nearly all in its "
+"""What is said of a place of which the first calls take nearly all of the time."""
 
 
 def _in_calls(run: Run, windows: pd.DataFrame, kind: str, calls: str, call_us: float, basis: Basis) -> str:

@@ -164,6 +164,26 @@ FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 """Those of torch that take `fused=True`."""
 
 
+MIN_BACKWARD_FRAC = 0.1
+"""Share of backward in the time or in the number of kernels from which a program trains though no optimizer runs, no
+gradient is accumulated as by `backward()`, and none is of a layer: a simulation may ask for the gradient of a few
+operators."""
+_OF_LAYERS = r"(?:Addmm|\bMm|Linear|Convolution\w*|(?:Batch|Layer|Group|Rms|RMS)Norm|Embedding)Backward"
+"""Backward of operators with parameters."""
+
+
+def in_training(run: Run, rows: pd.DataFrame) -> bool:
+    """Whether rows of kernels are of a training: with an optimizer, or with enough of backward."""
+    if (rows["phase"] == "optimizer").any():
+        return True
+    back = rows["phase"] == "backward"
+    of_layers = rows["top_op"].str.contains(_OF_LAYERS)
+    if run.head.config.get("accumulates_gradients") is True or (back & of_layers).any():
+        return bool(back.any())
+    parts = [rows[name].astype(float) for name in ("total_us", "count")]
+    return any(part[back].sum() >= MIN_BACKWARD_FRAC * part.sum() > 0 for part in parts)
+
+
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 """Operators of `zero_grad(set_to_none=False)`, which fill tensors that exist already."""
 

@@ -29,6 +29,7 @@ from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     counted_once,
     holds_collectives_alone,
+    in_training,
     is_trace,
     kernel_rows,
     left_of_operators,
@@ -67,7 +68,7 @@ class Savings:
     unit: str
     """`step` or `profiled window`."""
     trains: bool
-    """Whether the trace contains backward or optimizer kernels."""
+    """Whether the trace is one of training, see `in_training`."""
     cost: StepCost
     unknown_frac: float
     """Share of the kernel time that cannot be classified by kernel name."""
@@ -162,7 +163,7 @@ def _possible_savings(run: Run) -> Savings | None:
     if capture_us:
         worth, small = [], []
     without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
-    trains = bool(rows["phase"].isin(["backward", "optimizer"]).any() or without_op.str.contains(_OF_TRAINING).any())
+    trains = in_training(run, rows) or bool(without_op.str.contains(_OF_TRAINING).any())
     ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
     unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / basis.steps if len(unknown) else 0.0
     kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us

@@ -5,8 +5,15 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.idle_savings import CALLS, COPYING, MIN_OF_ONE_FRAC, longest_named, unknown_host
-from amp_core.analysis.performance.kernels import first_calls_of, kernel_rows, numbers_of_import, window_rows
+from amp_core.analysis.performance.idle_savings import (
+    CALLS,
+    COPYING,
+    IN_FIRST,
+    MIN_OF_ONE_FRAC,
+    longest_named,
+    unknown_host,
+)
+from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.saving import Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import FIRST_PASS, IN_PIECES
@@ -69,7 +76,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
-    if first_calls_of(run, finding.where, longest_named(window_rows(run), "host_op")[1]) is not None:
+    places = finding.where, longest_named(window_rows(run), "host_range")[0]
+    if any(f" in {place} ({IN_FIRST}" in finding.title for place in places):
         return _FIRST_CALL
     if finding.where in COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
