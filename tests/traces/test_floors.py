@@ -1,0 +1,50 @@
+"""What bounds kernels is told as far as a trace shows it: starting them, memory, or neither."""
+
+import pytest
+
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, finding_of, run_of
+
+KINDS = ("add", "mul", "gelu", "silu", "rsqrt", "mean", "cat", "cos", "sum", "pow", "neg", "exp")
+
+
+@pytest.mark.parametrize(("shortest_us", "starts"), [(4.6, True), (9.0, False)])
+def test_kernels_as_short_as_any_are_not_told_to_be_bound_by_memory(tmp_path, shortest_us, starts):
+    """A graph of products with twelve kinds of other kernels in between, all about equally long."""
+    trace = Made()
+    trace.event("call", "cudaGraphLaunch", 1, 5, 1, correlation=99)
+    at = 10.0
+    for n in range(600):
+        us, product = shortest_us + 0.1 * (n % 5), made.GEMM.replace("128x128", f"128x{64 + 16 * (n % 8)}")
+        for name, lasts in ((f"triton_poi_fused_{KINDS[n % 12]}_{n % 12}", us), (product, 13.0)):
+            trace.event("kernel", name, at, lasts, "stream 7", correlation=99, device=0, stream=7)
+            at += lasts
+    told = first_sentence(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0)))
+    assert ("in 600 kernels that are as short as any here, 4.80 µs on average: starting them takes" in told) == starts
+    assert ("Memory-bound kernels take" in told) != starts
+    assert ("No single change that is looked for" in told) == starts
+
+
+@pytest.mark.parametrize(("waits", "named"), [(True, False), (False, True)])
+def test_a_fused_optimizer_is_not_advised_where_the_host_waits_after_the_optimizer(tmp_path, waits, named):
+    """The host launches a third of the kernels in the optimizer's step, behind a long one, and is late in forward."""
+    trace = Made()
+    for number in range(3):
+        at = 1600.0 * number
+        trace.event("mark", f"ProfilerStep#{number}", at, 1590, 1)
+        for n in range(40):
+            trace.op("aten::relu", at + 10 * n, 8)
+            trace.kernel(made.RELU, at + 10 * n + 7, 2, at + 10 * n + 4)
+        trace.op("aten::mm", at + 401, 12)
+        trace.kernel(made.GEMM, at + 410, 1000, at + 403)
+        trace.event("mark", "Optimizer.step#SGD.step", at + 420, 300, 1)
+        for n in range(20):
+            trace.op("aten::add_", at + 425 + 12 * n, 10)
+            trace.kernel(made.RELU, at + 1410 + 5 * n, 5, at + 430 + 12 * n)
+        if waits:
+            trace.event("call", "cudaStreamSynchronize", at + 725, 790, 1, correlation=5 + number)
+    run = run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0))
+    finding = finding_of(run, "launch-bound")
+    assert ("fused" in f"{finding.advice} {finding.snippet}") == named
+    assert (float(run.windows["optimizer_sooner_us"].iloc[0]) > 300) == named
