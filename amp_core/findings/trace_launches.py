@@ -442,7 +442,8 @@ COALESCE = "aten::_coalesce"
 MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05
-"""Share of the optimizer in the launches, in longer gaps or in the idle time, below which fusing it saves none worth the name."""
+"""Share of the optimizer in the launches, in longer gaps or in the idle time, below which fusing it saves none worth
+the name."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9
 """Share of the optimizer in the launches from which nothing else is worth a change."""
 MIN_ALL_COMPILED_FRAC = 0.99

@@ -48,3 +48,26 @@ def test_a_fused_optimizer_is_not_advised_where_the_host_waits_after_the_optimiz
     finding = finding_of(run, "launch-bound")
     assert ("fused" in f"{finding.advice} {finding.snippet}") == named
     assert (float(run.windows["optimizer_sooner_us"].iloc[0]) > 300) == named
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (24_576, "for so few rows, so memory bounds them, and weights of fewer bits, more requests per pass or"),
+        (
+            4096,
+            "for so few rows, at 12.5 % of the memory's rate: more requests per pass or speculative decoding help, and",
+        ),
+        (0, "for so few rows: more requests per pass or speculative decoding help, as do weights of fewer bits where"),
+    ],
+)
+def test_few_rows_alone_do_not_tell_that_memory_bounds_a_product(tmp_path, columns, says):
+    """Ten passes of one product each, whose sizes are recorded or not."""
+    trace = Made()
+    for number in range(10):
+        at = 100.0 * number
+        trace.event("mark", "step[DECODE bs=4]", at, 90, 1)
+        shapes = {"Input Dims": [[4, 4096], [4096, columns]], "Input type": ["c10::BFloat16"] * 2} if columns else {}
+        trace.op("aten::mm", at + 1, 8, **shapes)
+        trace.kernel(made.GEMM, at + 10, 80, at + 3)
+    assert says in first_sentence(run_of(tmp_path, trace, "NVIDIA H100 80GB HBM3", (9, 0)))
