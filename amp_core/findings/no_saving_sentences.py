@@ -21,6 +21,7 @@ from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
 from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.analysis.performance.step_cost import part_of
+from amp_core.analysis.performance.timeline import timeline
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
@@ -45,6 +46,22 @@ def own_profiler(run: Run) -> str:
     return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
 
 
+def few_blocks(run: Run, kernel: str) -> str:
+    """That an unclassified kernel mostly has fewer blocks than the GPU has multiprocessors, as a sentence; empty where
+    it has more or no grid is recorded."""
+    rows = timeline(run)
+    rows = rows[(rows["name"] == kernel) & (rows["tensor_core"] == "unknown") & rows["blocks_per_sm"].notna()]
+    frac = float(rows["total_us"][rows["blocks_per_sm"] < 1].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+    if frac < MIN_FEW_BLOCKS_FRAC:
+        return ""
+    when = "" if frac > 1 - MIN_BESIDE_FRAC else f" for {percent(frac)} of its time"
+    return f" That kernel has fewer blocks than the GPU has multiprocessors{when}, so alone it does not fill the GPU."
+
+
+MIN_FEW_BLOCKS_FRAC = 0.5
+"""Share of an unclassified kernel's time in launches that do not fill the GPU from which that is told."""
+
+
 def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     """That no single change saves much, and what takes the time, as sentences. `in_16_bits`: products in 8 would."""
     cost = savings.cost
@@ -56,6 +73,7 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
             f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, "
             f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in "
             f"{kernel_in_words(savings.unknown_kernel)}, so the share of GEMM/conv{of_16_bits} unknown."
+            f"{few_blocks(run, savings.unknown_kernel)}"
         )
     rows = kernel_rows(run)
     cores, _ = core_names(cost.device_name)

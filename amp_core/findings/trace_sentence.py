@@ -25,7 +25,7 @@ from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
 from amp_core.findings.matrix_sentences import matrix_work
-from amp_core.findings.no_saving_sentences import busy_frac, no_saving, own_profiler
+from amp_core.findings.no_saving_sentences import busy_frac, few_blocks, no_saving, own_profiler
 from amp_core.findings.registry import GUIDE
 from amp_core.findings.repeated_work import (
     MIN_LOOP_FIRST_FRAC,
@@ -147,7 +147,7 @@ def _small(run: Run) -> str:
     largest = savings.small[0]
     return (
         f"Smaller savings add up to {percent(us / savings.cost.step_us)}; the largest: "
-        f"{largest.in_sentence} ({largest.how_much(savings.unit)})."
+        f"{largest.in_sentence} ({largest.how_much(savings.unit)}).{_all_idle(savings, largest)}"
     )
 
 
@@ -188,7 +188,8 @@ def _first_sentence(run: Run) -> str:
         if savings.unknown_kernel_frac > max(largest.share, MAIN_KERNEL_FRAC):
             return (
                 f"{first}One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
-                f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}. Beside it, the l{saving}"
+                f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}."
+                f"{few_blocks(run, savings.unknown_kernel)} Beside it, the l{saving}"
             )
         copies, copied_us = savings.of("copies"), float(np.nan_to_num(savings.cost.us("copy")))
         are_main = copies not in (None, largest) and copied_us > MIN_MAIN_FRAC * savings.cost.step_us

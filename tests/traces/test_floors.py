@@ -71,3 +71,29 @@ def test_few_rows_alone_do_not_tell_that_memory_bounds_a_product(tmp_path, colum
         trace.op("aten::mm", at + 1, 8, **shapes)
         trace.kernel(made.GEMM, at + 10, 80, at + 3)
     assert says in first_sentence(run_of(tmp_path, trace, "NVIDIA H100 80GB HBM3", (9, 0)))
+
+
+def test_idle_time_of_several_causes_is_told_in_all_beside_small_savings(tmp_path):
+    """A step of 10,000 µs with 410 µs before a late launch, and 350 µs of the host's after it has waited."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    half = {"Input type": ["c10::Half"] * 2}
+    for at, start, us in ((1, 4, 90), (500, 504, 9_146)):
+        trace.op("aten::mm", at, 8, **half)
+        trace.kernel(made.GEMM, start, us, at + 1)
+    trace.event("call", "cudaStreamSynchronize", 520, 9_133, 1, correlation=5)
+    told = first_sentence(run_of(tmp_path, trace))
+    assert "the GPU is idle for 4 % of the step because the host launches too late (up to 0.414 of" in told
+    assert "per step). In all, the GPU is idle for 8 % of the step." in told
+
+
+@pytest.mark.parametrize(("blocks", "told"), [(0.7, True), (4.0, False), (None, False)])
+def test_an_unclassified_kernel_is_told_not_to_fill_the_gpu(tmp_path, blocks, told):
+    trace = Made()
+    trace.event("call", "cudaGraphLaunch", 1, 5, 1, correlation=99)
+    for n in range(10):
+        grid = {"blocks per SM": blocks} if blocks else {}
+        trace.event("kernel", "mystery", 10 + 80 * n, 80, "stream 7", correlation=99, device=0, stream=7, **grid)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "cannot be classified by kernel name" in sentence
+    assert ("That kernel has fewer blocks than the GPU has multiprocessors, so alone" in sentence) == told
