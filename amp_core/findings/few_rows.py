@@ -6,6 +6,7 @@
 
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import dtypes_of, product
 from amp_core.analysis.performance.kernels import (
     counted_once,
     is_matrix,
@@ -15,6 +16,7 @@ from amp_core.analysis.performance.kernels import (
 )
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, longest_name
 from amp_core.analysis.performance.savings import Savings
+from amp_core.formats import element_bytes
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.store.run import Run
@@ -33,7 +35,9 @@ MIN_WIDE_FRAC = 0.05
 """Share of the step in products of 16 bits from which they are named beside those of fewer bits."""
 MIN_ALL_WIDE_FRAC = 0.95
 """Share of the products' time from which all are said to be in 16 bits."""
-_REMEDIES = "so memory bounds them, and weights of fewer bits, more requests per pass or speculative decoding help"
+MIN_READ_FRAC = 0.5
+"""Share of the memory's rate at which products read and write their matrices from which it bounds them."""
+_MORE_ROWS = "more requests per pass or speculative decoding help"
 
 
 def few_rows(run: Run, savings: Savings | None) -> str:
@@ -41,7 +45,7 @@ def few_rows(run: Run, savings: Savings | None) -> str:
     rows = kernel_rows(run)
     if savings is None or rows.empty:
         return ""
-    return _decoding(run, savings) or _vectors(run)
+    return _decoding(run, savings) or _vectors(run, savings)
 
 
 def _decoding(run: Run, savings: Savings) -> str:
@@ -60,7 +64,13 @@ def _decoding(run: Run, savings: Savings) -> str:
     sizes = "in 16 bits " if wide_frac >= MIN_ALL_WIDE_FRAC * share else ""
     of_fewer = products["name"].str.contains(_OF_FEWER_BITS)
     already = float(products["total_us"][of_fewer].sum()) > float(products["total_us"].sum()) / 2
-    remedies = _REMEDIES.replace("weights of fewer bits, ", "") if already else _REMEDIES
+    read_frac = _read_frac(products, savings)
+    if read_frac is None:
+        remedies = f": {_MORE_ROWS}{'' if already else ', as do weights of fewer bits where memory bounds them'}"
+    elif read_frac < MIN_READ_FRAC:
+        remedies = f", at {percent(read_frac)} of the memory's rate: {_MORE_ROWS}, and other kernels may be faster"
+    else:
+        remedies = f", so memory bounds them, and {'' if already else 'weights of fewer bits, '}{_MORE_ROWS}"
     longest = longest_name(products, "name")
     frac = float(products["total_us"][products["name"] == longest].sum()) / wall_us
     left = f" The longest, {kernel_in_words(longest)}, takes {percent(frac)}." if frac >= MIN_LONGEST_FRAC else ""
@@ -68,8 +78,33 @@ def _decoding(run: Run, savings: Savings) -> str:
         left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
         f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit} and read every weight "
-        f"for so few rows, {remedies}.{left}"
+        f"for so few rows{remedies}.{left}"
     )
+
+
+def _read_frac(products: pd.DataFrame, savings: Savings) -> float | None:
+    """The share of the memory's rate at which products read and write their matrices; None where the sizes of most of
+    them, by time, or the rate are not known."""
+    rates = dense_rates(savings.cost.device_name)
+    shapes = products["in_shapes"].where(products["in_dtypes"] != "", "")
+    made = [product(op, sizes) for op, sizes in zip(products["op"], shapes, strict=True)]
+    known = [one is not None and one.kind == "gemm" for one in made]
+    us = float(products["total_us"][known].sum())
+    if rates is None or us < MIN_KNOWN_FRAC * float(products["total_us"].sum()):
+        return None
+    moved = 0.0
+    for one, dtypes, count in zip(made, products["in_dtypes"], products["count"], strict=True):
+        if one is not None and one.kind == "gemm":
+            m, n, k = (one.sizes[name] for name in "MNK")
+            width = max((element_bytes(dtype) or 0 for dtype in dtypes_of(dtypes)), default=0) or _WIDEST_BYTES
+            moved += (m * k + k * n + m * n) * one.batch * width * count
+    return moved / (rates.gb_per_s * 1e3 * us)
+
+
+MIN_KNOWN_FRAC = 0.5
+"""Share of the products' time in those of known sizes from which their rate tells what bounds them."""
+_WIDEST_BYTES = 8
+"""Of an element whose type is not known."""
 
 
 MIN_LONGEST_FRAC = 0.25
@@ -139,14 +174,19 @@ def in_8_bits(run: Run, savings: Savings | None) -> str:
     )
 
 
-def _vectors(run: Run) -> str:
+def _vectors(run: Run, savings: Savings) -> str:
     """The same of a trace without such marks, in which they are products of a matrix and a vector."""
     rows = kernel_rows(run)
-    us = float(rows["total_us"][rows["name"].str.contains("gemv", regex=False)].sum())
+    vectors = rows[rows["name"].str.contains("gemv", regex=False)]
+    us = float(vectors["total_us"].sum())
     share = us / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
     if share < MIN_VECTOR_FRAC or us < MIN_OF_STEP_FRAC * float(window_rows(run)["wall_us"].sum()):
         return ""
+    remedies = "so memory bounds them, and larger batches or weights of fewer bits help"
+    read_frac = _read_frac(vectors, savings)
+    if read_frac is not None and read_frac < MIN_READ_FRAC:
+        remedies = f"at {percent(read_frac)} of the memory's rate: larger batches help, and other kernels may be faster"
     return (
         f"Products of a matrix and a vector take {percent(share)} of the kernel time: they read every weight for one "
-        "row, so memory bounds them, and larger batches or weights of fewer bits help."
+        f"row, {remedies}."
     )

@@ -14,7 +14,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.matrix_sentences import matrix_work
-from amp_core.findings.no_saving_sentences import own_profiler
+from amp_core.findings.no_saving_sentences import few_blocks, own_profiler
 from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
 from amp_core.findings.small_matrices import small_matrices
 from amp_core.store.run import Run
@@ -67,7 +67,7 @@ def _unknown_kernel(run: Run, savings: Savings, largest: Saving) -> Part | None:
         return None
     return Part(
         f"One kernel takes {percent(savings.unknown_kernel_frac)} of the {savings.unit} and "
-        f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}.",
+        f"{_unknown(run, savings)}. Profile it alone{own_profiler(run)}.{few_blocks(run, savings.unknown_kernel)}",
         savings.unknown_kernel_frac,
     )
 

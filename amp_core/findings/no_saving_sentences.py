@@ -19,12 +19,15 @@ from amp_core.analysis.performance.kernels import (
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
+from amp_core.analysis.performance.shortest_kernels import is_shortest
+from amp_core.analysis.performance.step_cost import part_of
+from amp_core.analysis.performance.timeline import timeline
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
 from amp_core.store.run import Run
-from amp_core.text.formatting import kernel_in_words, percent
+from amp_core.text.formatting import kernel_in_words, number, percent
 from amp_core.traces.operators import is_compiled_code
 
 
@@ -43,6 +46,22 @@ def own_profiler(run: Run) -> str:
     return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
 
 
+def few_blocks(run: Run, kernel: str) -> str:
+    """That an unclassified kernel mostly has fewer blocks than the GPU has multiprocessors, as a sentence; empty where
+    it has more or no grid is recorded."""
+    rows = timeline(run)
+    rows = rows[(rows["name"] == kernel) & (rows["tensor_core"] == "unknown") & rows["blocks_per_sm"].notna()]
+    frac = float(rows["total_us"][rows["blocks_per_sm"] < 1].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+    if frac < MIN_FEW_BLOCKS_FRAC:
+        return ""
+    when = "" if frac > 1 - MIN_BESIDE_FRAC else f" for {percent(frac)} of its time"
+    return f" That kernel has fewer blocks than the GPU has multiprocessors{when}, so alone it does not fill the GPU."
+
+
+MIN_FEW_BLOCKS_FRAC = 0.5
+"""Share of an unclassified kernel's time in launches that do not fill the GPU from which that is told."""
+
+
 def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     """That no single change saves much, and what takes the time, as sentences. `in_16_bits`: products in 8 would."""
     cost = savings.cost
@@ -54,6 +73,7 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
             f"{percent(savings.unknown_frac)} of its kernel time cannot be classified by kernel name, "
             f"{percent(savings.unknown_kernel_frac)} of the {savings.unit} in "
             f"{kernel_in_words(savings.unknown_kernel)}, so the share of GEMM/conv{of_16_bits} unknown."
+            f"{few_blocks(run, savings.unknown_kernel)}"
         )
     rows = kernel_rows(run)
     cores, _ = core_names(cost.device_name)
@@ -100,24 +120,41 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
             f"{kernel_in_words(_longest_other(run)[0])} takes {percent(_longest_other(run)[1])} of the {savings.unit}: "
             f"{_IN_STEPS}. Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
         )
-    change = "no single change that is looked for" if _HALVED in beside else "no single change"
+    is_left = _HALVED in beside or _STARTING in beside
+    change = "no single change that is looked for" if is_left else "no single change"
     change = f"in 16 bits, {change}" if in_16_bits else change
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
     return f"{nothing}: {told}.{beside}{rest}"
 
 
 def _beside_products(run: Run, savings: Savings) -> str:
-    """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; empty without a long
-    one."""
+    """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; without a long one,
+    those that memory bounds, and those as short as any, if they take much; else empty."""
     name, share = _longest_other(run)
-    memory_frac = float(np.nan_to_num(savings.cost.us("memory_bound", "cast", "layout"))) / savings.cost.step_us
-    if share < MIN_BESIDE_FRAC and memory_frac >= MIN_MEMORY_FRAC:
-        passes = _passes_over_one(run)
-        others = f"{passes}; the others are many short or already fused ones" if passes else ""
-        return f" Memory-bound kernels take {percent(memory_frac)}, {others or 'in many short or already fused ones'}."
-    if share < MIN_BESIDE_FRAC:
-        return ""
-    return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+    if share >= MIN_BESIDE_FRAC:
+        return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+    rows, wall_us = kernel_rows(run), float(window_rows(run)["wall_us"].sum())
+    shortest = rows[is_shortest(rows) & part_of(rows).isin(_MEMORY_PARTS)]
+    shortest_frac = float(shortest["total_us"].sum()) / wall_us
+    starting = ""
+    if shortest_frac >= MIN_BESIDE_FRAC:
+        count, us = (float(shortest[column].sum()) for column in ("count", "total_us"))
+        starting = (
+            f" Another {percent(shortest_frac)} is in {count:,.0f} kernels that are as short as any here, "
+            f"{number(us / count)} µs on average: {_STARTING}."
+        )
+    memory_frac = float(np.nan_to_num(savings.cost.us(*_MEMORY_PARTS))) / savings.cost.step_us
+    memory_frac -= shortest_frac if starting else 0.0
+    if memory_frac < MIN_MEMORY_FRAC:
+        return starting
+    passes = _passes_over_one(run)
+    others = f"{passes}; the others are many short or already fused ones" if passes else ""
+    others = others or "in many short or already fused ones"
+    return f" Memory-bound kernels take {percent(memory_frac)}, {others}.{starting}"
+
+
+_MEMORY_PARTS = ("memory_bound", "cast", "layout")
+_STARTING = "starting them takes that time, not memory, so fewer, fused ones take less"
 
 
 def _passes_over_one(run: Run) -> str:

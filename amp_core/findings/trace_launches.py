@@ -6,6 +6,7 @@ launch_bound_of_trace(run)     # the finding, if there is one
 import re
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gpus import is_before_triton
@@ -124,11 +125,14 @@ def _is_outside(run: Run) -> bool:
 
 
 def _is_beside_optimizer(run: Run) -> bool:
-    """Whether most of the idle time is in longer gaps, of which hardly any are in the optimizer's marked steps."""
+    """Whether the optimizer's marked steps cost hardly any of the idle time: of longer gaps that are most of it, hardly
+    any are in them, or the device would wait as long if the host took no time in them, as where it waits afterwards."""
     windows = window_rows(run)
     longer_us, in_optimizer_us = _longer_us(windows), float(windows["longer_optimizer_us"].fillna(0.0).sum())
     is_marked, idle_us = bool(run.head.config.get("optimizers")), float(windows["idle_us"].fillna(0.0).sum())
-    return is_marked and longer_us > idle_us / 2 and in_optimizer_us < MIN_OPTIMIZER_FRAC * longer_us
+    sooner_us = float(windows["optimizer_sooner_us"].fillna(np.inf).sum())  # unknown in older runs
+    all_us = longer_us if longer_us > idle_us / 2 else idle_us if sooner_us < MIN_SOONER_FRAC * idle_us else 0.0
+    return is_marked and in_optimizer_us < MIN_OPTIMIZER_FRAC * all_us
 
 
 def _longer_us(windows: pd.DataFrame) -> float:
@@ -439,6 +443,8 @@ MAX_FUSED_LAUNCHES = 2.5
 """Launches of an optimizer per step that fusing does not make fewer: its kernels take lists of tensors already."""
 MIN_OPTIMIZER_FRAC = 0.05
 """Share of the optimizer in the launches, or in longer gaps, below which fusing it saves none worth the name."""
+MIN_SOONER_FRAC = 0.02
+"""Share of the idle time that would go if the host took no time in the optimizer's steps, below which that is none."""
 MIN_OPTIMIZER_ALONE_FRAC = 0.9
 """Share of the optimizer in the launches from which nothing else is worth a change."""
 MIN_ALL_COMPILED_FRAC = 0.99

@@ -145,7 +145,7 @@ def _small(run: Run) -> str:
     largest = savings.small[0]
     return (
         f"Smaller savings add up to {percent(us / savings.cost.step_us)}; the largest: "
-        f"{largest.in_sentence} ({largest.how_much(savings.unit)})."
+        f"{largest.in_sentence} ({largest.how_much(savings.unit)}).{_all_idle(savings, largest)}"
     )
 
 

@@ -318,6 +318,12 @@ TABLES: dict[str, Table] = {
                     "without launches",
                 ),
                 _column(
+                    "optimizer_sooner_us",
+                    "f",
+                    "at most how much sooner the window ends if the host takes no time in an optimizer's marked steps; "
+                    "0 without marks, null on a CPU and without launches",
+                ),
+                _column(
                     "longest_idle_us", "f", "the longest part of idle_us in one piece, without that within data_us"
                 ),
                 _column("data_us", "f", "host time spent loading data; null if nothing marks it"),

@@ -133,6 +133,7 @@ def idle_columns(
         "host_outside_us": times.total(outside_operators(events, host, rest)),
         "alone_loading_us": times.total(loading),
         "unwaited_us": replay.unwaited_us(),
+        "optimizer_sooner_us": replay.without_host_us(trace.optimizer),
         "idle_wait_sync_us": float(held_us.sum()),
         **dict(zip(REACHES, reach_fracs(replay), strict=True)),
     }

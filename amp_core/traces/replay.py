@@ -11,7 +11,7 @@ it launches sooner what comes then.
 
 import math
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +140,19 @@ class Replay:
     def unwaited_us(self) -> float:
         """By how much it ends sooner where the host waits in none of the calls that only wait."""
         return self._sooner_us(np.zeros(len(self.order)), self.in_wait) if self.in_wait.any() else 0.0
+
+    def without_host_us(self, spans: times.Intervals) -> float:
+        """By how much it ends sooner at most where the host, after the first launch, takes no time for what it does in
+        these spans."""
+        spans = times.clip(spans, float(self.launched[np.isfinite(self.launched)].min(initial=np.inf)), np.inf)
+        if not len(spans[0]):
+            return 0.0
+        ends, us = np.concatenate([self.wait_ends, spans[0]]), np.concatenate([self.wait_us, spans[1] - spans[0]])
+        order, is_span = np.argsort(ends, kind="stable"), np.arange(len(ends)) >= len(self.wait_ends)
+        waited_for = np.concatenate([self.waited_for, np.full(len(spans[0]), -1, np.int32)])[order]
+        slack_us = np.concatenate([self.wait_slack_us, np.zeros(len(spans[0]))])[order]
+        added = replace(self, wait_ends=ends[order], wait_us=us[order], waited_for=waited_for, wait_slack_us=slack_us)
+        return added._sooner_us(np.zeros(len(self.order)), is_span[order])
 
     def _sooner_us(self, shorter_us: Floats, without: Bools) -> float:
         """By how much it ends sooner with shorter work, and `without` some of the host's waits."""

@@ -95,6 +95,7 @@ _WINDOW_NUMBERS = (
     "pause_us",
     *REACHES,
     "unwaited_us",
+    "optimizer_sooner_us",
 )
 
 
