@@ -36,8 +36,14 @@ FIRST_PASS = Remedy(
 )
 AT_START = Remedy(
     "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save "
-    "no more than that. Launch the next pass before the results of this one are read.",
-    "following = model(next_batch)   # launched before the results of the last one are read\nresults = last.cpu()",
+    "no more than that. Record more passes: if those that follow wait too, launch each before the results of the one "
+    "before are read.",
+    "for _ in range(5):\n    train_step(batch)   # all of them recorded",
+)
+EARLY = Remedy(
+    "From then on the host is ahead of the device: what comes before is set-up, captures of graphs or first passes. Do "
+    "these before the work that counts, and profile what follows.",
+    "for _ in range(5):\n    train_step(batch)   # before the profiler starts, in every size that occurs",
 )
 LACKS_MODEL = Remedy(
     "Hardly anything runs on the device, and no product of matrices: what is to be made faster may not be in the "

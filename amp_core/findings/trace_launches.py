@@ -10,7 +10,13 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gpus import is_before_triton
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, LONGER_GAPS, longest_named, waits_at_start
+from amp_core.analysis.performance.idle_savings import (
+    LATE_LAUNCHES,
+    LONGER_GAPS,
+    longest_named,
+    waits_at_start,
+    waits_early,
+)
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -42,6 +48,7 @@ from amp_core.findings.launch_remedies import (
     COMPILED_ONCE,
     COMPILED_ONCE_ELSEWHERE,
     COMPILED_OPTIMIZER,
+    EARLY,
     ELSEWHERE,
     FIRST_PASS,
     FUSED_OPTIMIZER,
@@ -230,6 +237,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return LACKS_MODEL
     if waits_at_start(window_rows(run)):
         return AT_START
+    if waits_early(window_rows(run)):
+        return EARLY
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):

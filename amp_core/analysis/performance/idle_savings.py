@@ -201,7 +201,7 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
         between = _between(idle) if launch_bound and basis.is_long(us - lead_us) else ""
         calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
         before = "" if launch_bound or in_calls else _before(windows, op, basis)
-        if launch_bound and waits_at_start(windows):
+        if launch_bound and waits_early(windows):
             first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
             between = f", nearly all within its first {first}{between}"
         what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
@@ -224,12 +224,22 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
 def waits_at_start(windows: pd.DataFrame) -> bool:
     """Whether the device waits for launches in the first part of each window without steps, and its host is ahead of it
     from then on."""
+    return _waits_until(windows, MAX_START_FRAC)
+
+
+def waits_early(windows: pd.DataFrame) -> bool:
+    """The same of a part that may be most of the window, after which the host is ahead for long."""
+    return _waits_until(windows, MAX_EARLY_FRAC)
+
+
+def _waits_until(windows: pd.DataFrame, most_frac: float) -> bool:
     us = windows["late_until_us"].fillna(0.0)
-    return bool((us > 0).all() and (us <= MAX_START_FRAC * windows["wall_us"]).all() and windows["steps"].isna().all())
+    return bool((us > 0).all() and (us <= most_frac * windows["wall_us"]).all() and windows["steps"].isna().all())
 
 
-MAX_START_FRAC = 0.25
-"""Share of a window up to which it is its start."""
+MAX_START_FRAC, MAX_EARLY_FRAC = 0.25, 0.75
+"""Shares of a window up to which it is its start, and up to which what follows is long enough to tell that its host is
+ahead."""
 
 
 def _mean_kernel_us(rows: pd.DataFrame) -> float:

@@ -281,6 +281,27 @@ def of_template(name: str) -> str | None:
     return _word(plain.group(1)) if plain else _of_mangled(name)
 
 
+def of_matrix_template(name: str) -> str | None:
+    """The same of a kernel with matrix instructions: FP32 is the accumulator, or the type of scales."""
+    match = of_template(name)
+    return None if match == "fp32" else match
+
+
+_MARLIN = re.compile(r"Marlin<\(?(?:\w+\))?(\d{4,})")
+_SCALAR_TYPES = {(8, 7): "bf16", (5, 10): "fp16", (4, 3): "fp8", (5, 2): "fp8", (0, 7): "int8"}
+"""By bits of exponent and mantissa."""
+
+
+def of_marlin(name: str) -> str | None:
+    """`Marlin<1125899906909960l, …>`: the type of A, which vLLM numbers by its bits of exponent (the lowest byte) and
+    mantissa (the next one); weights are converted to it. Older versions name it: `Marlin<__half, …>`."""
+    match = _MARLIN.search(name)
+    if match is None:
+        return of_matrix_template(name.split("(")[0])
+    number = int(match.group(1))
+    return _SCALAR_TYPES.get((number & 0xFF, number >> 8 & 0xFF))
+
+
 _LENGTH = re.compile(r"\d{1,3}")
 
 

@@ -333,7 +333,7 @@ RULES = (
         r"Attention(?:Backward)?Kernel.*(?:half_t|bfloat16_t).*arch::Sm[789]\d|"
         r"Attention(?:Backward)?Kernel.*arch::Sm[789]\d.*(?:half_t|bfloat16_t)",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "memory-efficient attention from sm70 on",
         words="ttention",
     ),
@@ -341,7 +341,7 @@ RULES = (
         r"Flash_(?:fwd|bwd)_kernel_traits|pytorch_flash\d*(?:::)?\d*flash_|flash::flash_(?:fwd|bwd)|"
         r"flash_bwd_dq_dk_dv_loop|flash_fwd_splitkv_(?:mla_)?kernel",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "FlashAttention 2: 16-bit only",
         words="lash",
     ),
@@ -356,7 +356,7 @@ RULES = (
     _rule(
         r"hstu_(?:fwd_kernel|bwd_(?:kernel|compute_dq_dk_dv_kernel))<",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "HSTU attention of FBGEMM: matrix instructions only",
         words="hstu_",
         category="attention",
@@ -365,7 +365,7 @@ RULES = (
         r"FlashAttn(?:Fwd|Bwd)Sm[89]\d|flash(?:::|\d+)FlashAttn(?:Fwd|Bwd)(?=I|<|$)|"
         r"FlashAttention(?:Forward|Backward)Sm\d+",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "FlashAttention 3 and 4",
         words="FlashAtt",
     ),
@@ -387,7 +387,7 @@ RULES = (
     _rule(
         r"Batch\w*Prefill\w*KVCacheKernel",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "FlashInfer prefill: matrix instructions only",
         words="KVCacheKernel",
     ),
@@ -501,7 +501,7 @@ RULES = (
     _rule(
         r"enable_(?:2x|3x)_kernel_for_sm(?:89|9x|10|12)|enable_sm(?:89|9\d|1\d\d)\w*<",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "CUTLASS 2 and 3 as PyTorch and vLLM use it",
         words="enable_",
     ),
@@ -515,7 +515,7 @@ RULES = (
     _rule(
         r"Fused_Moe_Kernel_sm[89]\d<",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "TensorRT-LLM's fused experts: MMA of 16 bits",
         category="gemm",
         words="Fused_Moe_Kernel",
@@ -524,7 +524,7 @@ RULES = (
     _rule(
         r"(?<![a-z])marlin\w*::\w*Marlin|(?<![A-Za-z])Marlin<",
         "yes",
-        types.of_template,
+        types.of_marlin,
         "Marlin: 16-bit MMA",
         words="arlin",
     ),
@@ -537,7 +537,11 @@ RULES = (
         category="other",
     ),
     _rule(
-        r"gemm_4bit_sm\d+_m16n8k", "yes", types.of_template, "bitsandbytes' 4-bit weights: MMA", words="gemm_4bit_sm"
+        r"gemm_4bit_sm\d+_m16n8k",
+        "yes",
+        types.of_matrix_template,
+        "bitsandbytes' 4-bit weights: MMA",
+        words="gemm_4bit_sm",
     ),
     _rule(
         r"tcnn::kernel_mlp_fused",
@@ -554,7 +558,7 @@ RULES = (
         r"MainloopSm(?:9\d|1\d\d)\w*|SM(?:70|75|80|89|90|1\d\d)_(?:MMA_\w+|\d+x\d+x\d+)_|"
         r"(?:GemmSm|Sm)(?:90|1\d\d)\w*Gemm\w*|Gemm\w*Sm(?:90|1\d\d)",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "CUTLASS 3 or CuTe: a matrix instruction in the template",
         words="TensorOp MmaWmma MainloopSm SM7 SM8 SM9 SM1 Sm9 Sm1",
     ),
@@ -813,7 +817,7 @@ RULES = (
     _rule(
         r"(?:Single|Batch)PrefillWith\w*KVCacheKernel|BatchMLAPage\w*AttentionKernel|BatchMLAPageAttentionHopperKernel",
         "yes",
-        types.of_template,
+        types.of_matrix_template,
         "FlashInfer: prefill by MMA only",
         words="PrefillWith BatchMLAPage",
         category="attention",
@@ -893,6 +897,22 @@ RULES = (
         None,
         "a Triton kernel without products",
         unless=rf"[<(:]|{_PRODUCTS}|routing_sigmoid|hadamard",
+    ),
+    _rule(
+        r"^_?(?:\w+_)?lora_(?:shrink|expand|[ab])(?:_\w+)?_kernel\w*$|^_?fused_moe_lora_(?:\w+_)?kernel$",
+        "unknown",
+        None,
+        "adapters (LoRA) of vLLM and SGLang, which multiply by tl.dot: depends on the types of their inputs",
+        words="lora_",
+        category="gemm",
+        by_dtype=True,
+    ),
+    _rule(
+        r"count_and_sort_expert_tokens|sanitize_expert_ids|eagle_prepare_\w+_kernel|write_req_to_token_pool|fused_qknorm_",
+        "no",
+        None,
+        "routing, token pools, speculative decoding and norms of vLLM and SGLang",
+        words="expert_ eagle_ token_pool qknorm_",
     ),
     _rule(
         r"indexing_backward_kernel|group_gemm_args|compute_cuda_kernel<|to_dense_representation_kernel|compute_position_kernel|"
