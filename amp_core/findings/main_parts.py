@@ -12,6 +12,7 @@ import numpy as np
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings
+from amp_core.findings.adapters import adapters
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.no_saving_sentences import few_blocks, own_profiler
@@ -35,9 +36,10 @@ class Part:
 
 
 def own_parts(run: Run, savings: Savings) -> list[Part]:
-    """Operators whose time is decided by the places that they read or write, and those of many small matrices, the
-    longest first."""
-    found = (scattered(run, savings), gathered_matrices(run, savings), small_matrices(run, savings))
+    """Operators whose time is decided by the places that they read or write, those of many small matrices, and
+    adapters, the longest first."""
+    sources = (scattered, gathered_matrices, small_matrices, adapters)
+    found = [source(run, savings) for source in sources]
     parts = [Part(one.sentence, one.frac) for one in found if one is not None]
     return sorted(parts, key=lambda part: part.frac, reverse=True)
 

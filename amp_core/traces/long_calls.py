@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.traces import intervals as times
-from amp_core.traces.collect import LONG_CALL_US
+from amp_core.traces.collect import COMPILING, LONG_CALL_US
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.host_spans import of_program
 from amp_core.traces.link import Host
@@ -67,7 +67,8 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
         during["setup"] = functools.reduce(times.merged, [during[k] for k in kinds])
     when = during[kind]
     long = [number for number in by_kind[kind] if us[number] >= MIN_NAME_FRAC * times.total(when)]
-    names = ", ".join(events.texts[number] for number in long[: 1 if kind == "other" else _MAX_NAMES])
+    listed_names = (events.texts[number] for number in long[: 1 if kind == "other" else _MAX_NAMES])
+    names = ", ".join(name.removesuffix(f" {COMPILING}") for name in listed_names)
     listed = long[:_MAX_NAMES]
     if kind != "other" and listed and us[listed].sum() < NEARLY_ALL_FRAC * us[by_kind[kind]].sum():
         names += " and others"
@@ -173,7 +174,7 @@ MIN_START_RATIO = 0.25
 TORCH_COMPILE = "torch.compile"
 """The kind of what torch.compile does while it compiles."""
 _CALL_KINDS = {
-    TORCH_COMPILE: re.compile(r"\(dynamo_timed\)$"),
+    TORCH_COMPILE: re.compile(r"^(?!CUDAGraph).*\(dynamo_timed\)$"),  # what it captures, it has compiled
     "compiling": re.compile(r"aclopCompile"),
     "graphs": re.compile(r"Graph|Capture"),
     "copies": re.compile(r"Mem(?:cpy|set|ory|Copy|Fill|Buffer)|Prefetch", re.IGNORECASE),

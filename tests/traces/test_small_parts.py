@@ -115,3 +115,17 @@ def test_decompositions_of_many_small_matrices_are_told(tmp_path, op, shape, us,
     trace.kernel("void batched_svd_parallel_jacobi_32x16<float, float>(int)", 1000 - us, us, 40)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("closed formulas" in sentence) == (told is not None) and (told or "") in sentence
+
+
+@pytest.mark.parametrize(("us", "told"), [(130, True), (30, False)])
+def test_adapters_beside_the_weights_are_told(tmp_path, us, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 0, 20, **{"Input type": ["c10::BFloat16"] * 2})
+    trace.kernel(GEMM, 10, 990 - us, 2)
+    trace.event("call", "cudaGraphLaunch", 30, 5, 1)
+    for number in range(10):
+        name = "_chunked_lora_shrink_kernel" if number % 2 else "_chunked_lora_expand_kernel"
+        trace.kernel(name, 1000 - us + us / 10 * number, us / 10, 30 + number)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("Low-rank adapters (LoRA) take 13 % of the step" in sentence) == told

@@ -67,6 +67,8 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
         return _GRAPH_LAUNCHES if isinstance(launches, int) and launches < MIN_REPLAYS else _MANY_REPLAYS
     if in_calls in (None, "graphs") and captured_anew(run):
         return _CAPTURED_ANEW
+    if in_calls == "graphs" and _BY_COMPILED_CODE in finding.where:
+        return _CAPTURED_BY_COMPILED_CODE
     if in_calls == "allocation":
         return _allocation(run) if on_cuda else replace(_allocation(run), snippet=_WARM_UP)
     if in_calls == "compiling" and _are_compiled_ahead(run):
@@ -379,6 +381,13 @@ _HAS_STACKS = Remedy(
     "with torch.profiler.profile(with_stack=False) as prof:\n    train_step(batch)",
 )
 _WARM_UP = "for _ in range(5):\n    train_step(batch)   # before the profiler starts"
+_BY_COMPILED_CODE = "CUDAGraphNode"
+"""In the names of ranges in which compiled code captures its graphs (`torch._inductor.cudagraph_trees`)."""
+_CAPTURED_BY_COMPILED_CODE = Remedy(
+    "Compiled code captures its graphs in its first calls, and again for other sizes. Profile after a warm-up in which "
+    "every size has occurred; what is still captured then is captured anew.",
+    _WARM_UP,
+)
 _FIRST_CALL = Remedy(
     "The first call of an operator sets up its library, loads its kernels or compiles them. All of this happens once: "
     "profile after a warm-up.",

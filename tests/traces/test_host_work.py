@@ -1,11 +1,11 @@
-"""Results that the program works on after it waited for them, and values that it only reads."""
+"""What the host does while a device waits: work on results that it waited for, captures of graphs, a first part."""
 
 import pytest
 
 from amp_core import diagnose
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import Made, run_of
+from tests.traces.made import Made, finding_of, run_of
 
 TO_HOST = "Memcpy DtoH (Device -> Pageable)"
 
@@ -54,3 +54,31 @@ def test_one_idle_time_is_told_once(tmp_path):
     run = run_of(tmp_path, trace)
     assert run.windows["unwaited_us"].iloc[0] == pytest.approx(7 * 590, rel=0.05)
     assert "The next:" not in first_sentence(run)
+
+
+def test_a_capture_of_compiled_code_is_no_compilation(tmp_path):
+    trace = Made()
+    trace.kernel(made.GEMM, 10, 50, 2)
+    trace.op("Torch-Compiled Region: 0/0", 20, 1600)
+    trace.event("mark", "CUDAGraphNode.record (dynamo_timed)", 30, 1500, 1)
+    trace.event("call", "cudaStreamBeginCapture", 40, 5, 1)
+    trace.event("call", "cudaStreamEndCapture", 1500, 5, 1)
+    trace.event("call", "cudaGraphLaunch", 1600, 10, 1)
+    trace.kernel(made.GEMM, 1612, 50, 1602)
+    finding = finding_of(run_of(tmp_path, trace), "host-bound")
+    assert "building or launching graphs (CUDAGraphNode.record" in finding.title and "compiling" not in finding.title
+    assert "captures its graphs in its first calls" in finding.advice and "across a wait" not in finding.advice
+
+
+@pytest.mark.parametrize(("ahead", "told"), [(40, True), (4, False)])
+def test_a_first_part_in_which_the_device_waits_is_told_apart(tmp_path, ahead, told):
+    """Ten kernels are launched one by one, and the host is ahead of so many others."""
+    trace = Made()
+    for number in range(10):
+        at = 200 * number
+        trace.kernel(made.RELU, at + 10, 20, at + 2)
+    for number in range(ahead):
+        trace.kernel(made.GEMM, 2000 + 50 * number, 50, 1900 + 2 * number)
+    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    assert ("nearly all within its first 1.99 ms" in finding.title) == told, finding.title
+    assert ("From then on the host is ahead of the device" in finding.advice) == told
