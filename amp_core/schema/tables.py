@@ -318,6 +318,13 @@ TABLES: dict[str, Table] = {
                     "without launches",
                 ),
                 _column(
+                    "unwaited_op",
+                    "s",
+                    "operator in which the host waited the longest between the first and the last launch, but not for "
+                    "results that it works on; null outside operators",
+                ),
+                _column("unwaited_op_us", "f", "how long it waited there"),
+                _column(
                     "optimizer_sooner_us",
                     "f",
                     "at most how much sooner the window ends if the host takes no time in an optimizer's marked steps; "

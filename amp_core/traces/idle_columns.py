@@ -101,7 +101,16 @@ def idle_columns(
     copy_sync_us, after_us[of_copies] = float(after_us[of_copies].sum()), 0.0
     if len(causes.held[0]):
         held_us = np.where(trace.waits, times.overlap_of_each(trace.call_start, trace.call_end, causes.held), 0.0)
-    longest |= {"idle_sync_op": longest_in(trace, after_us), "idle_wait_op": longest_in(trace, held_us)}
+    launched_us = linked.launched_us[selected]
+    known_us = launched_us[np.isfinite(launched_us)]
+    first, last = known_us.min(initial=np.inf), known_us.max(initial=-np.inf)
+    delays = trace.waits & ~for_results & (trace.call_start >= first) & (trace.call_end <= last)
+    unwaited_us = np.where(delays, trace.call_end - trace.call_start, 0.0)
+    longest |= {
+        "idle_sync_op": longest_in(trace, after_us),
+        "idle_wait_op": longest_in(trace, held_us),
+        "unwaited_op": longest_in(trace, unwaited_us),
+    }
     columns: dict[str, Any] = {}
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}

@@ -71,6 +71,8 @@ def test_the_window_adds_up(tmp_path, layout):
         "reach_most_frac": 0.632,
         "reach_all_frac": 0.482,
         "unwaited_us": 155,
+        "unwaited_op": None,
+        "unwaited_op_us": 260,
         "optimizer_sooner_us": 0,
         "data_us": 200,
         "idle_data_us": 200,

@@ -123,12 +123,14 @@ def _after_syncs(idle: _Idle) -> Saving:
     us = idle.sync_us
     where, in_syncs = _syncing(idle.windows, "idle_sync_op", us * idle.basis.steps)
     counted = float(idle.windows["idle_syncs"].sum(min_count=len(idle.windows)))  # not in runs of older versions
-    number_of = _number_of_syncs(_per_step(counted, idle.basis.steps) if counted > 0 else idle.basis.cost.syncs)
+    number = _per_step(counted, idle.basis.steps) if counted > 0 else idle.basis.cost.syncs
+    number_of = _number_of_syncs(number)
     what = f"The GPU is idle for {idle.basis.taken(us)} after {number_of} with the host{in_syncs}{_of_values(idle)}"
     sooner_us = min(idle.gaps_us, idle.us("unwaited_us"))
     if sooner_us >= MIN_AHEAD_RATIO * us and idle.basis.is_long(sooner_us) and not idle.of_copies.sync_us:
         us = sooner_us
-        in_syncs = in_syncs.replace(", most of that in", ", most in")
+        where, _ = longest_named(idle.windows, "unwaited_op")
+        in_syncs = "" if not where else f" ({where})" if number == 1 else f", the longest in {where}"
         what = f"The host launches late after {number_of}{in_syncs}: without these waits it would be ahead of the GPU"
     return Saving("host-syncs", us, idle.basis.cost.step_us, what, where or "synchronizing calls")
 

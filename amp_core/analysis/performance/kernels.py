@@ -95,6 +95,7 @@ _WINDOW_NUMBERS = (
     "pause_us",
     *REACHES,
     "unwaited_us",
+    "unwaited_op_us",
     "optimizer_sooner_us",
 )
 
@@ -280,7 +281,16 @@ def window_rows(run: Run, step: int | None = None) -> pd.DataFrame:
 
 
 def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
-    texts = ("device", "device_name", "sync_op", "idle_sync_op", "idle_wait_op", *_HOST_TEXTS, *_FUNCTIONS)
+    texts = (
+        "device",
+        "device_name",
+        "sync_op",
+        "idle_sync_op",
+        "idle_wait_op",
+        "unwaited_op",
+        *_HOST_TEXTS,
+        *_FUNCTIONS,
+    )
     frame = _typed(run.windows, texts, _WINDOW_NUMBERS)
     if frame.empty:
         return frame
