@@ -25,7 +25,7 @@ from amp_core.text.formatting import kernel_in_words, number, percent
 MAX_FEW_ROWS = 64
 """Rows up to which reading a weight takes longer than multiplying by it: GPUs of data centers compute 150 to 300
 products in 16 bits per byte that they read (their data sheets), and each row needs one per byte."""
-MIN_DECODING_FRAC = 0.8
+MIN_DECODING_FRAC = 0.75
 """Share of the device's work in passes that decode from which the trace is one of decoding."""
 MIN_VECTOR_FRAC = 0.8
 """Share of the kernel time in products of a matrix and a vector from which they are told first."""

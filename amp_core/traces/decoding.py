@@ -15,12 +15,17 @@ from amp_core.traces.graphs import VLLM_PASS
 
 _SGLANG_PASS = re.compile(r"step\[DECODE bs=(\d{1,9})\]$")
 """A pass of SGLang that decodes, with its requests."""
+_OLDER_VLLM_PASS = re.compile(r"execute_new_(\d{1,9})_cached_(\d{1,9})$")
+"""A pass of vLLM up to 0.12, with the requests that are new, and those that have begun: these decode a token each, but
+for the rest of a long prompt."""
 
 
 def _tokens(mark: str) -> int:
     """The tokens that a marked pass without a prompt decodes; 0 for other marks."""
     if match := VLLM_PASS.match(mark):
         return int(match[3]) if int(match[1]) == int(match[2]) == 0 else 0
+    if match := _OLDER_VLLM_PASS.match(mark):
+        return int(match[2]) if int(match[1]) == 0 else 0
     return int(match[1]) if (match := _SGLANG_PASS.match(mark)) else 0
 
 

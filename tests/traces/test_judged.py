@@ -32,6 +32,8 @@ def decoding(mark, kernel=made.GEMM, product_us=80, busy_us=90):
     [
         ("execute_context_0(0)_generation_4(4)", "10 passes decode 4 tokens each: products in 16 bits take 8"),
         ("step[DECODE bs=1]", "10 passes decode 1 token each: products in 16 bits take 8"),
+        ("execute_new_0_cached_4", "10 passes decode 4 tokens each: products in 16 bits take 8"),
+        ("execute_new_1_cached_4", ""),
         (
             "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)",
             "10 passes decode 32 tokens each: products in 16 bits take 8",
