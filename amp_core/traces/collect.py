@@ -345,7 +345,7 @@ class _Collector:
         if item.name == BATCH_NORM and isinstance(inputs, list) and len(inputs) == BATCH_NORM_INPUTS:
             events.norms_in_training += inputs[TRAINING_INPUT] == "True"
         if is_causal(item.name, inputs):
-            events.causal_spans[len(spans) - 1] = True
+            events.causal_spans[len(spans) - 1] = 1
         if item.name == CONVOLUTION and (benchmark := _benchmark(inputs)) is not None:
             events.convolutions += 1
             events.benchmarked += benchmark
