@@ -280,6 +280,11 @@ TABLES: dict[str, Table] = {
                     "of a product: calls of its operator that launch it first; one call may launch several, as for "
                     "parts; 0 for other kernels",
                 ),
+                _column(
+                    "causal_count",
+                    "i",
+                    "of attention: launches by calls whose recorded argument says that the mask is causal",
+                ),
             ),
         ),
         Table(

@@ -118,9 +118,19 @@ def _is_apart(events: TraceEvents, linked: LinkedWork) -> Bools:
         np.array([holds(text) for text in events.texts], dtype=np.bool_)
         for holds in (lambda text: operator_category(text) in _APART, is_library)
     )
+    adds, biased = (
+        np.array([holds(text) for text in events.texts], dtype=np.bool_)
+        for holds in (ADDS.__contains__, lambda text: BIASED.search(text) is not None)
+    )
     has_op, has_top = linked.op >= 0, linked.top >= 0
-    apart |= (has_op & own[names[linked.op]]) | (has_top & outer[names[linked.top]])
+    of_bias = has_op & adds[names[linked.op]] & biased[names[linked.top]]
+    apart |= (has_op & own[names[linked.op]]) | (has_top & outer[names[linked.top]] & ~of_bias)
     return apart
+
+
+ADDS, BIASED = ("aten::add_", "aten::add"), re.compile(r"::(?:linear|_?conv(?:olution|\dd))$")
+"""Operators that add a bias, and those that do it by one of these: compilers fuse that with the product, or with what
+comes after it."""
 
 
 def is_library(top_op: str) -> bool:

@@ -26,6 +26,7 @@ import numpy as np
 
 from amp_core.schema import RunError
 from amp_core.traces.ascend import LAUNCH_ARROW, OPERATOR_ARROW, AscendRows, add_npu_work
+from amp_core.traces.causal import is_causal
 from amp_core.traces.elementwise_rate import threads_of
 from amp_core.traces.events import (
     LONG_FRAME_US,
@@ -343,6 +344,8 @@ class _Collector:
         inputs = arguments.get("Concrete Inputs")
         if item.name == BATCH_NORM and isinstance(inputs, list) and len(inputs) == BATCH_NORM_INPUTS:
             events.norms_in_training += inputs[TRAINING_INPUT] == "True"
+        if is_causal(item.name, inputs):
+            events.causal_spans[len(spans) - 1] = 1
         if item.name == CONVOLUTION and (benchmark := _benchmark(inputs)) is not None:
             events.convolutions += 1
             events.benchmarked += benchmark

@@ -167,6 +167,8 @@ class TraceEvents:
     """Names of processes by their numbers, where the trace gives them."""
     messages_of_span: dict[int, int] = field(default_factory=dict)
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
+    causal_spans: dict[int, int] = field(default_factory=dict)
+    """By span of attention whose recorded argument says that its mask is causal: 1."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
     peer_copies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)

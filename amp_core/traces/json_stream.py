@@ -30,6 +30,8 @@ from amp_core.traces import lenient_json
 CHUNK_BYTES = 2**20
 _EVENTS = "traceEvents"
 """The key of the events."""
+_DEVICES, _DEVICE = "deviceProperties", re.compile(r'\{[^{}]*"computeMajor"[^{}]*\}')
+"""The key of the devices, and one of them: what a head cut by hand leaves."""
 MAX_BYTES = 16 * 2**30
 """Longest trace that is read, unpacked: a profiler window of minutes. Bounds what a gzip bomb may cost."""
 MAX_VALUE_CHARS = 2**26
@@ -134,10 +136,14 @@ class TraceStream:
         self._check_end()
 
     def _skip_to_events(self) -> bool:
-        """Go on to the key of the events, whatever stands before it; False if it does not follow."""
+        """Go on to the key of the events, whatever stands before it, of which devices are kept; False if it does not
+        follow."""
         while (found := self._text.find(f'"{_EVENTS}"', self._at)) < 0 and not self._ended:
             self._at = max(self._at, len(self._text) - len(_EVENTS) - 1)
             self._fill(CHUNK_BYTES)
+        for device in _DEVICE.findall(self._text[: max(0, found)]):
+            with contextlib.suppress(ValueError):
+                self.head.setdefault(_DEVICES, []).append(json.loads(device))
         self._at = max(self._at, found)
         return found >= 0
 

@@ -104,7 +104,7 @@ def kernel_rows(
         np.where(chosen, linked.own_us, 0.0) for chosen in (_is_lone(events, linked), of_scores(events, linked))
     )
     away = fused_away_us(events, host, linked)
-    calls = _first_products(events, linked)
+    calls, masked = _first_products(events, linked), np.isin(linked.op, list(events.causal_spans))
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -127,16 +127,18 @@ def kernel_rows(
         )
         keys = zip(*(c.tolist() for c in columns), strict=True)
         of_each = (
-            numbers[part].tolist() for numbers in (linked.own_us, beside, counted, moved, lone, scores, away, calls)
+            numbers[part].tolist()
+            for numbers in (linked.own_us, beside, counted, moved, lone, scores, away, calls, masked)
         )
-        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call in zip(
+        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call, is_masked in zip(
             keys, *of_each, strict=True
         ):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                sums[key] = [1, us, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call]
+                parts = [beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call, is_masked]
+                sums[key] = [1, us, us, *parts]
             else:
                 sums_of_key[0] += 1
                 sums_of_key[1] += us
@@ -148,8 +150,9 @@ def kernel_rows(
                 sums_of_key[7] += scores_us
                 sums_of_key[8] += away_us
                 sums_of_key[9] += is_call
+                sums_of_key[10] += is_masked
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts, of_calls) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts, of_calls, causal) in sums.items():
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -181,6 +184,7 @@ def kernel_rows(
             int(moved_bytes) if moved_bytes < MAX_MOVED_BYTES else None,
             *(round(part, 3) for part in parts),
             int(of_calls),
+            int(causal),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -357,6 +361,7 @@ _KERNEL_COLUMNS = (
     "scores_us",
     "fused_away_us",
     "op_calls",
+    "causal_count",
 )
 
 

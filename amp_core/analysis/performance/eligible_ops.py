@@ -81,9 +81,9 @@ def matrix_ops(run: Run, step: int | None = None) -> pd.DataFrame:
     total_us (of its matrix kernels only, without casts and copies of the operator); time_frac (of all kernel time);
     could, reason, why: see `REASONS`, "" on a CPU; sizes (M, N, K in words); unaligned (sizes that 16 bytes do not
     divide, in words), padded (all sizes with those rounded up) and padding_frac (operations that padding adds, over
-    those there were), "" and NaN if aligned; flops (of all calls, without those
-    that a causal mask leaves out if the kernel's name tells one), flops_per_s, and of_peak_frac (of the data
-    sheet's dense rate), NaN if the input shapes or the device are unknown.
+    those there were), "" and NaN if aligned; flops (of all calls, without those that a causal mask leaves out if the
+    kernel's name or the operator's arguments tell one), flops_per_s, and of_peak_frac (of the data sheet's dense rate),
+    NaN if the input shapes or the device are unknown.
     """
     return run.cached_frame(["kernels", "windows"], _matrix_ops, step)
 
@@ -120,7 +120,7 @@ def missed_tensor_core_time(ops: pd.DataFrame) -> pd.DataFrame:
 
 def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     """Matrix kernels grouped by operator and answer: the columns of the kernel of most time, total_us,
-    calls, launches, and `answers` (number of answers for the same operator).
+    calls, launches, `causal` (those of causal calls), and `answers` (number of answers for the same operator).
 
     Where calls are not recorded, each is taken to launch each of its matrix kernels once, so that the largest count of
     a kernel is their number.
@@ -138,8 +138,10 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     recorded = matrix.groupby([*keys, *_WINDOW], sort=False, dropna=False)["op_calls"].sum(min_count=1)
     calls = recorded.where(recorded > 0).fillna(calls)
     counted = calls.groupby(level=keys, sort=False).sum().rename("calls").reset_index()
-    sums = matrix.groupby(keys, sort=False, as_index=False).agg(us=("total_us", "sum"), launches=("count", "sum"))
-    longest = matrix.drop_duplicates(keys).drop(columns=["total_us", "count"])
+    sums = matrix.groupby(keys, sort=False, as_index=False).agg(
+        us=("total_us", "sum"), launches=("count", "sum"), causal=("causal_count", "sum")
+    )
+    longest = matrix.drop_duplicates(keys).drop(columns=["total_us", "count", "causal_count"])
     table = longest.merge(sums, on=keys).merge(counted, on=keys)
     table["answers"] = table.groupby(_KEYS)["tensor_core"].transform("size")
     return table
@@ -165,8 +167,10 @@ def _row(
     calls = float(kernel["launches"] if made is not None and made.kind == "rnn" else kernel["calls"])
     known = made is not None and kernel["answers"] == 1
     flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made and known else 0.0
-    if made is not None and masks_causally(str(kernel["name"])):
-        flops *= made.unmasked_frac
+    if made is not None:
+        by_name = masks_causally(str(kernel["name"]))
+        causal_frac = float(kernel["causal"]) / float(kernel["launches"]) if by_name is None else float(by_name)
+        flops *= 1.0 - causal_frac * (1.0 - made.unmasked_frac)
     rate = flops / us * 1e6 if flops and us else np.nan
     rates = dense_rates(gpu.name) if key["tensor_core"] else None
     peak = (rates.peak(precision) if rates else None) or np.nan

@@ -29,6 +29,7 @@ _NUMBERS = (
     "scores_us",
     "fused_away_us",
     "op_calls",
+    "causal_count",
 )
 _FUNCTIONS = ("host_function", "data_function", "longer_function")
 _HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")

@@ -15,7 +15,7 @@ from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attentio
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others, step_share
-from amp_core.traces.chains import ACCUMULATES, is_library
+from amp_core.traces.chains import ACCUMULATES, ADDS, BIASED, is_library
 
 FUSED_FRAC = 0.5
 """Share of their time that fusing takes away at least: a value is read and written once instead of twice."""
@@ -86,7 +86,9 @@ def _fusible(rows: pd.DataFrame, by_torch: "pd.Series[bool]") -> pd.DataFrame:
     """The rows that compilers fuse, of those that torch launches operator by operator, without the optimizer."""
     joins = (rows["category"] == "layout") & rows["op"].isin(_JOINS)
     bound = rows[(rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) | joins) & by_torch]
-    bound = bound[(bound["phase"] != "optimizer") & ~bound["top_op"].map(is_library).astype(bool)]
+    of_bias = bound["op"].isin(ADDS) & bound["top_op"].str.contains(BIASED)
+    in_library = bound["top_op"].map(is_library).astype(bool) & ~of_bias
+    bound = bound[(bound["phase"] != "optimizer") & ~in_library]
     others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
     others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
     return bound[~others_work]

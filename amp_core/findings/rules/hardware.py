@@ -229,6 +229,8 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         if is_aligned and made is not None and made.batch > 1:
             has_few = min(made.sizes["M"], made.sizes["N"]) <= MAX_FEW_ROWS
             remedy = _FEW_ROWS_OF_BATCH if has_few else _ROWS_OF_BATCH
+    if product and made is None and _FOR_FEW_ROWS in longest["name"]:
+        remedy = _FEW_ROWS
     of_longest_us = float(off["total_us"][off["name"] == longest["name"]].sum())
     most = "most of it in" if of_longest_us > off["total_us"].sum() / 2 else "the largest part in"
     finding = make_finding(
@@ -294,6 +296,14 @@ _NARROW_PRODUCTS = Remedy(
 )
 MAX_FEW_ROWS = 16
 """Rows or columns of a product up to which most of a tile of tensor cores is empty, and reading bounds it."""
+_FOR_FEW_ROWS = "gemmSN_"
+"""In the names of kernels that cuBLAS takes for products of few rows or columns."""
+_FEW_ROWS = Remedy(
+    "cuBLAS took its kernel for products of few rows or columns, which reading the other operand bounds, so padding "
+    "gains nothing. Join products that share an operand into one with more rows, as heads that share keys; of "
+    "attention in steps, compute it in one kernel.",
+    "y = torch.cat(rows) @ x   # one call with more rows, where several share x",
+)
 _FEW_ROWS_OF_BATCH = Remedy(
     "Each product of the batch has only a few rows, and a large operand of its own, so no rows can be joined, and "
     "reading these operands bounds it. Compute it as a multiplication and a sum, compiled into one kernel.",

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import dtypes_of, shapes_of
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
@@ -103,8 +104,9 @@ _BEFORE_TRITON = Remedy(
 
 def _fp64(run: Run) -> str:
     """How much of the step computes in FP64 beside products, if it is much."""
-    savings, rows = possible_savings(run), kernel_rows(run)
-    rows = rows[rows["name"].str.contains(_IN_FP64) & ~is_matrix(rows)] if savings else rows[:0]
+    savings, rows = possible_savings(run), kernel_rows(run, everything=True)
+    rows = rows[~is_matrix(rows) & ~rows["name"].str.contains(_OF_HOST)] if savings else rows[:0]
+    rows = rows[rows["name"].str.contains(_IN_FP64) | _takes_double(rows)]
     us = float(rows["total_us"].sum())
     whole_us = float(window_rows(run)["wall_us"].sum())
     if savings is None or us < MIN_SAVED_FRAC * whole_us:
@@ -114,6 +116,20 @@ def _fp64(run: Run) -> str:
     return f"FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these kernels"
 
 
+def _takes_double(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which operators have a tensor of doubles among their inputs: numbers of Python count as doubles without sizes."""
+    inputs = rows[["in_dtypes", "in_shapes"]]
+    takes = {
+        (dtypes, shapes): any(
+            dtype == "double" and shape for dtype, shape in zip(dtypes_of(dtypes), shapes_of(shapes), strict=False)
+        )
+        for dtypes, shapes in inputs.drop_duplicates().itertuples(index=False)
+    }
+    return pd.Series([takes[one] for one in inputs.itertuples(index=False, name=None)], index=rows.index, dtype=bool)
+
+
+_OF_HOST = "HtoD|DtoH|HostToDevice|DeviceToHost"
+"""In the names of copies from and to the host."""
 _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 """In the names of torch's kernels for that dtype; arguments of type double are numbers, of any dtype's kernel."""
 

@@ -24,7 +24,8 @@ from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
 
 _AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
-_WITH_TF32 = f"torch.backends.cuda.matmul.allow_tf32 = True\n{_AUTOCAST}"
+_MATMUL_TF32, _CUDNN_TF32 = (f"torch.backends.{of}.allow_tf32 = True" for of in ("cuda.matmul", "cudnn"))
+_WITH_TF32 = f"{_MATMUL_TF32}\n{_AUTOCAST}"
 _IN_BF16 = (
     "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n"
     "    y = model(x.to(torch.bfloat16))   # numbers of rows, as tokens, stay"
@@ -58,10 +59,10 @@ def fp32_products(run: Run) -> list[Finding]:
         return []
     rows = kernel_rows(run)
     gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), rows["name"]
-    is_ampere = names.str.contains(_SINCE_AMPERE).any()
+    is_ampere, tf32_settings = names.str.contains(_SINCE_AMPERE).any(), _tf32_settings(run, gpu)
     if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
-    elif is_amd(gpu.name) or not _tf32_helps(run, gpu) or any(MEMORY_BOUNDS in f.title for f in findings):
+    elif is_amd(gpu.name) or not tf32_settings or any(MEMORY_BOUNDS in f.title for f in findings):
         remedies = _SIXTEEN_BITS
     elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
@@ -74,7 +75,10 @@ def fp32_products(run: Run) -> list[Finding]:
         return _without_model(rows, findings)
     training, inference = remedies
     chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
-    told = [replace(f, advice=r.advice, snippet=r.snippet) for f, r in zip(findings, chosen, strict=True)]
+    told = [
+        replace(f, advice=r.advice, snippet=r.snippet.replace(_MATMUL_TF32, tf32_settings))
+        for f, r in zip(findings, chosen, strict=True)
+    ]
     rates = dense_rates(gpu.name)
     if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
         gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
@@ -155,23 +159,30 @@ def _fp16_alone() -> tuple[Remedy, Remedy]:
     )
 
 
-def _tf32_helps(run: Run, gpu: Gpu) -> bool:
-    """Whether products in TF32 would be faster: most are in FP32 where TF32 is not allowed, and the data sheet gives it
-    a higher rate, as it does not for GeForce. Of GPUs without one here, those whose compute capability ends with 0, the
-    large chips of a generation, have a higher rate. TF32 is allowed for convolutions, and for other products, by a
-    setting of its own; where one of them runs in TF32, the library chose FP32 for the rest."""
+def _tf32_settings(run: Run, gpu: Gpu) -> str:
+    """Code that allows products in TF32 where that would be faster: most are in FP32 where TF32 is not allowed, and the
+    data sheet gives it a higher rate, as it does not for GeForce. Of GPUs without one here, those whose compute
+    capability ends with 0, the large chips of a generation, have a higher rate. TF32 is allowed for convolutions, and
+    for other products, by a setting of its own; where one of them runs in TF32, the library chose FP32 for the rest."""
     rows, rates = kernel_rows(run), dense_rates(gpu.name)
-    rows = rows[is_matrix(rows)]
+    rows = rows[is_matrix(rows) & ~rows["name"].str.contains(_NEVER_IN_TF32)]
     us = rows.groupby([rows["category"] == "conv", "precision"])["total_us"].sum()
     fp32, tf32 = ([us.get((conv, precision), 0.0) for conv in (False, True)] for precision in ("fp32", "tf32"))
-    gaining = sum(slow for slow, fast in zip(fp32, tf32, strict=True) if fast == 0)
+    gaining = [slow if fast == 0 else 0.0 for slow, fast in zip(fp32, tf32, strict=True)]
     if rates is not None and rates.tf32 is not None:
         faster = rates.tf32 >= MIN_TF32_RATIO * rates.fp32
     else:
         faster = gpu.capability is None or not gpu.known or gpu.capability[1] == 0
-    return bool(faster and gaining > max(sum(fp32) / 2, sum(tf32)))
+    if not faster or sum(gaining) <= max(sum(fp32) / 2, sum(tf32)):
+        return ""
+    settings = zip((_MATMUL_TF32, _CUDNN_TF32), gaining, strict=True)
+    return "\n".join(line for line, us in settings if us >= MIN_OF_GAIN_FRAC * sum(gaining))
 
 
+_NEVER_IN_TF32 = "gemv|depthwise|grouped_direct"
+"""In the names of kernels of matrix-vector products and of depthwise convolutions, which have none in TF32."""
+MIN_OF_GAIN_FRAC = 0.1
+"""Share of the products that TF32 would speed up from which the setting for their kind is told."""
 MIN_TF32_RATIO = 1.2
 _SINCE_AMPERE = r"(?:ampere|ada|hopper|blackwell)_|sm(?:8\d|9\d|1\d\d)_|cutlass_?(?:3x_sm)?(?:8\d|9\d|1\d\d)_|nvjet_"
 """In the names of kernels that GPUs before Ampere do not have."""
@@ -185,9 +196,7 @@ _SIXTEEN_BITS = (
 )
 _SIXTEEN_BITS_OR_TF32 = (
     Remedy("Run them in 16 bits under autocast, or allow TF32. BF16 needs no loss scaling.", _WITH_TF32),
-    Remedy(
-        "Run the model in 16 bits, or allow TF32.", f"torch.backends.cuda.matmul.allow_tf32 = True   # or\n{_IN_BF16}"
-    ),
+    Remedy("Run the model in 16 bits, or allow TF32.", f"{_MATMUL_TF32}   # or\n{_IN_BF16}"),
 )
 """Advice for training and for inference."""
 
