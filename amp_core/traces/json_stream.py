@@ -142,7 +142,7 @@ class TraceStream:
             self._at = max(self._at, len(self._text) - len(_EVENTS) - 1)
             self._fill(CHUNK_BYTES)
         for device in _DEVICE.findall(self._text[: max(0, found)]):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):  # a damaged one tells nothing, and that the head is cut is told
                 self.head.setdefault(_DEVICES, []).append(json.loads(device))
         self._at = max(self._at, found)
         return found >= 0
