@@ -57,8 +57,9 @@ BESIDE_GRAPH = Remedy(
     "for x in batches:\n    static_x.copy_(x, non_blocking=True)\n    graph.replay()   # and read results afterwards",
 )
 AHEAD_OF_GRAPH = Remedy(
-    "Faster arithmetic does not help while the GPU waits. Each step replays one graph already, and the host does not "
-    "wait for its results: fuse small kernels, use larger batches, and shorten what the host does between replays.",
+    "Faster arithmetic does not help while the GPU waits. Each step replays one graph already, and the host's waits "
+    "for its results hardly delay the next: fuse small kernels, use larger batches, and shorten what the host does "
+    "between replays.",
     "static_x.copy_(torch.cat(requests), non_blocking=True)   # more of them in each replay\ngraph.replay()",
 )
 """Where the device hardly waits for calls that wait for it."""

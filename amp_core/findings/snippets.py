@@ -26,8 +26,8 @@ class InFloat32(torch.nn.Module):
 """A module that runs in float32 inside of autocast."""
 FIND_WAITS = 'torch.cuda.set_sync_debug_mode("warn")   # names each call that waits'
 """Finds synchronizations with the device, but for those of the whole device."""
-FIND_WAITS_FOR_EVENTS = "done.query()   # of an event, instead of done.synchronize(), where other work can go on"
-"""Instead of waits for events, which that mode does not name."""
+LAUNCH_BEFORE_WAITS = "launch(next_batch)   # first, where it does not need these results\ndone.synchronize()"
+"""Before waits for events, which that mode does not name."""
 TIME_BY_EVENTS = (
     "start.record()   # torch.cuda.Event(enable_timing=True), and no torch.cuda.synchronize() until all is timed"
 )

@@ -76,7 +76,7 @@ from amp_core.findings.launch_remedies import (
 )
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
-from amp_core.findings.snippets import FIND_WAITS, FIND_WAITS_FOR_EVENTS, TIME_BY_EVENTS
+from amp_core.findings.snippets import FIND_WAITS, LAUNCH_BEFORE_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
 from amp_core.findings.trace_findings import for_what_runs, saving_finding
 from amp_core.findings.trace_sentence import may_lack_model
@@ -92,25 +92,36 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
     remedy = launch_remedy(run)
     if remedy is not None:
         findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
-    if remedy is not FIRST_PASS and (share := _zeroing_frac(run)) >= MIN_ZEROING_FRAC:
-        findings = [replace(f, advice=f"{f.advice} {_ZEROING.format(share=percent(share))}") for f in findings]
-    if remedy is not FIRST_PASS and (casts := _autocasts(run)):
-        findings = [replace(f, advice=f"{f.advice} {casts}") for f in findings]
-    findings = [
-        replace(f, advice=f"{f.advice} {_longer(run)}") if LONGER_GAPS in f.title and _is_outside(run) else f
-        for f in (with_waits(run, f) for f in findings)
-    ]
+    if remedy not in _AT_FIRST:
+        findings = [_with_details(run, f) for f in findings]
     if facts(run.head.environment, "profiler").get("with_stack"):
         findings = [replace(f, advice=f"{f.advice} {_SLOWED}") for f in findings]
     return findings if remedy is None else for_what_runs(run, findings)
 
 
+_AT_FIRST = (FIRST_PASS, AT_START, EARLY)
+"""Advice for what happens at the start alone: nothing of the loop shortens that."""
+
+
+def _with_details(run: Run, finding: Finding) -> Finding:
+    """The finding, with what else of the loop's launches, waits and longer gaps can be shortened."""
+    share, casts = _zeroing_frac(run), _autocasts(run)
+    zeroing = _ZEROING.format(share=percent(share)) if share >= MIN_ZEROING_FRAC else ""
+    advice = " ".join(filter(None, (finding.advice, zeroing, casts)))
+    finding = with_waits(run, replace(finding, advice=advice))
+    if LONGER_GAPS not in finding.title or not _is_outside(run):
+        return finding
+    return replace(finding, advice=f"{finding.advice} {_longer(run)}")
+
+
 def with_waits(run: Run, finding: Finding) -> Finding:
     """The finding, with the waits that a graph does not go across where its code captures one."""
     windows = window_rows(run)
-    syncs, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "steps"))
+    syncs, last, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "last_syncs", "steps"))
     per = steps or float(len(windows))
-    captures = any(call in finding.snippet for call in _CAPTURING)
+    if not steps:  # of several steps, each has a last one
+        syncs -= last
+    captures = any(call in finding.snippet for call in _CAPTURING) and _ONE_GRAPH not in finding.advice
     if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in finding.advice:
         return finding
     ops = windows["sync_op"][windows["sync_op"] != ""]
@@ -166,6 +177,9 @@ def _longer(run: Run) -> str:
         place = f"in {function}" if is_named else "in the optimizer's step"
         return f"In the longer gaps the host is longest {place}: the optimizer's fused=True leaves most of that out."
     if is_named and not _OF_TORCH.search(function):
+        launches = float(windows["longer_function_launches"][windows["longer_function"] == function].fillna(0.0).sum())
+        if function_us <= MAX_PER_LAUNCH_US * launches:
+            return f"In the longer gaps the host is longest in {function}, {_LAUNCHES_ITSELF}"
         return (
             f"{_LONGER.replace('may do something else', f'is longest in {function}')}: move such work out of the loop."
         )
@@ -182,7 +196,13 @@ _OF_OPTIMIZERS = re.compile(r"\boptim/\w+\.py\(")
 _OF_TORCH = re.compile(r"^<|\btorch/|\b(?:_dynamo|_inductor|_functorch|autograd|nn/modules|optim)/|\b_ops\.py\(")
 """Those of torch, which a loop calls in any case, and built-in ones."""
 _LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
+MAX_PER_LAUNCH_US = 100.0
+"""Time of longer gaps in a Python function per launch in it up to which it is what launches these: preparation that a
+launch follows takes longer."""
+_LAUNCHES_ITSELF = "which launches kernels itself: a graph that holds it leaves its Python out."
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay", "make_graphed")
+_ONE_GRAPH = "replays one graph"
+"""In advice where each pass is one graph already, which need not go across anything."""
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
 
@@ -263,7 +283,7 @@ def launch_remedy(run: Run) -> Remedy | None:
             f"{WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first{larger}.",
             find_waits(run),
         )
-    if on_cuda and graphs and _replays_one_graph(run):
+    if on_cuda and graphs and replays_one_graph(run):
         return BESIDE_GRAPH if _waits_for_results(run) else AHEAD_OF_GRAPH
     if on_cuda and compiled and rows["op"].str.startswith(_ENGINES).any():
         of_vllm = rows["op"].str.startswith("vllm::").any()
@@ -319,13 +339,17 @@ def find_waits(run: Run) -> str:
     """A snippet that finds the waits of a trace, or does without them, by the call that most of them are."""
     if waits_for_device(run):
         return TIME_BY_EVENTS
-    of_events = str(run.head.config.get("sync_call")).endswith("EventSynchronize")
-    return FIND_WAITS_FOR_EVENTS if of_events else FIND_WAITS
+    return LAUNCH_BEFORE_WAITS if waits_for_events(run) else FIND_WAITS
 
 
 def waits_for_device(run: Run) -> bool:
     """Whether most synchronizations of a trace are of the whole device, as those of `torch.cuda.synchronize`."""
     return str(run.head.config.get("sync_call")).endswith("DeviceSynchronize")
+
+
+def waits_for_events(run: Run) -> bool:
+    """The same of events, for which a program waits by itself where it reads results."""
+    return str(run.head.config.get("sync_call")).endswith("EventSynchronize")
 
 
 MIN_BETWEEN_WAITS_FRAC = 0.5
@@ -374,7 +398,7 @@ def _waits_for_results(run: Run) -> bool:
     return bool(us["idle_sync_us"] >= MIN_RESULTS_FRAC * us.sum())
 
 
-def _replays_one_graph(run: Run) -> bool:
+def replays_one_graph(run: Run) -> bool:
     """Whether a trace launches one graph per step, or per call of compiled code, with nearly all kernels in it: these
     have no operator."""
     launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))

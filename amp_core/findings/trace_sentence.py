@@ -182,6 +182,7 @@ def _with_saving(run: Run, savings: Savings, largest: Saving) -> str:
     hint = _idle_hint(run) if _is_start(run, savings, largest) else ""
     saving = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
     saving += " while the device waits" if _is_larger_behind(savings) else ""
+    saving += " of late ranks" if _is_larger_of_hosts(savings) else ""
     saving += f": {largest.in_sentence} ({largest.how_much(savings.unit)})."
     if not any(part.is_saving for part in first):
         saving += _all_idle(savings, largest)
@@ -243,6 +244,14 @@ def _is_larger_behind(savings: Savings) -> bool:
     return any(one.saved_us > savings.ranked[0].saved_us and one.waits_for_idle for one in savings.ranked)
 
 
+def _is_larger_of_hosts(savings: Savings) -> bool:
+    """Whether the second saving is that of the launches of all ranks, and larger than that of the late ones."""
+    if len(savings.ranked) < 2:
+        return False
+    first, second = savings.ranked[:2]
+    return first.is_of_all_hosts and second.code in LATE_LAUNCHES and second.saved_us > first.saved_us
+
+
 def _next(savings: Savings) -> str:
     """The second largest saving as a sentence, if it is about as large; else empty."""
     if len(savings.ranked) < 2:
@@ -257,6 +266,9 @@ def _next(savings: Savings) -> str:
         return f" {second.what}."
     if second.rank_us < MIN_NEXT_RATIO * first.rank_us or second.share < MIN_NEXT_FRAC or not second.is_sure:
         return ""
+    if _is_larger_of_hosts(savings):
+        how_much = second.how_much(savings.unit)
+        return f" What shortens the launches of all ranks saves more: {second.in_sentence} ({how_much})."
     if first.late_ranks:  # what makes them late
         return f" {second.what}."
     return f" The next: {second.in_sentence} ({second.how_much(savings.unit)})."

@@ -365,6 +365,7 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "number of such calls"),
+                _column("last_syncs", "f", "those of them after which the trace launches nothing more"),
                 _RANK,
                 _column(
                     "idle_sync_us",
@@ -413,6 +414,11 @@ TABLES: dict[str, Table] = {
                     "Python function in which the host spent the longest of these gaps, chosen as host_function",
                 ),
                 _column("longer_function_us", "f", "how long it was in that function during them"),
+                _column(
+                    "longer_function_launches",
+                    "f",
+                    "calls that launch work of the window in that function and in what it calls, those of a graph too",
+                ),
                 _column(
                     "idle_between_waits_us",
                     "f",

@@ -130,6 +130,9 @@ def idle_columns(
         "idle_copy_sync_us": copy_sync_us,
         "longer_gap_steps": _steps_with(host, causes.host, spans),
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
+        "longer_function_launches": launches_in(
+            events, host, longest["longer_function"][0], np.unique(linked.launched_us[selected])
+        ),
         "late_until_us": _until_us(causes.late, spans.low),
         "pause_us": _pause_us(host, outside_operators(events, host, causes.late), spans),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),

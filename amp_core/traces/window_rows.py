@@ -157,9 +157,16 @@ def _sync_columns(
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
+        "last_syncs": float((waited & ~trace.repeated & (trace.call_start > _last_launch(trace))).sum()),
         "host_us": times.total(times.clip(trace.working, low, high)) if low < high else 0.0,
         "sync_op": longest_in(trace, us)[0],
     }
+
+
+def _last_launch(trace: LinkedTrace) -> float:
+    """When the trace launches the last of its work, on any device; infinity where no launch is known."""
+    launched = trace.linked.launched_us
+    return float(launched[np.isfinite(launched)].max(initial=-np.inf)) if trace.launches_known else np.inf
 
 
 def _before_first_work(

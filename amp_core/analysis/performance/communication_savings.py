@@ -194,7 +194,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     apart = started_apart(run)
     later_us = began_later_us(run) if apart else 0.0
     all_hosts_us = hosts_us if hosts_us >= their_step_us - theirs_us / 2 and not apart else 0.0
-    is_of_hosts = all_hosts_us and is_sure and not slower and set(held) != set(named)
+    is_of_all_hosts = bool(all_hosts_us and is_sure and not slower and set(held) != set(named))
     enters = f"which {'enter' if len(named) > 1 else 'enters'} {' and '.join(_last(shown))} last{of_these}"
     if later_us:
         enters = f"whose {'step' if unit == 'step' else 'trace'} begins {number(later_us / 1e3, 'ms')} later"
@@ -206,12 +206,13 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
         f"The other ranks wait {at_least}{100 * theirs_us / their_step_us:.0f} % of the {unit} in collectives for "
         f"{_ranks(named)}, {enters}"
         f"{_as_slower(slower, len(named), on_cpu=bool(windows['device'].str.startswith('cpu').all()))}"
-        f"{', though their own hosts are nearly as slow' if is_of_hosts else ''}",
+        f"{', though their own hosts are nearly as slow' if is_of_all_hosts else ''}",
         f"rank {named[0]}",
         f"{idle}the collectives themselves take {number(float(rank_waiting(run)['transfer_ms'].mean()), 'ms')}"
         f"{'' if is_sure else parts}{_late_before(windows, named, lag, steps, unit)}",
         all_waiting=is_sure,
         all_hosts_us=all_hosts_us,
+        is_of_all_hosts=is_of_all_hosts,
         late_ranks=tuple(named),
         held_ranks=held,
         slower_ratio=slower,

@@ -4,6 +4,7 @@
 host-bound 12700.0
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -347,16 +348,20 @@ JUST_BELOW = 0.999
 
 def idle_of_late_rank(run: Run, late: Saving, unit: str) -> list[Saving]:
     """The same of the one rank that the others wait for: what makes it late. A step becomes shorter by no more than
-    they wait, and the cause is told after the waiting."""
+    they wait, but for what shortens the launches of all ranks where their hosts are nearly as slow, and the cause is
+    told after the waiting."""
     rank = late.late_ranks[0]
     windows, rows = (frame[frame["rank"] == rank] for frame in (window_rows(run), kernel_rows(run)))
     cost = step_cost(run, rank=rank)
     savings = idle_savings(run, windows, rows, Basis(cost, float(cost.steps or len(windows)), unit, rates=None))
+    limit_us = JUST_BELOW * late.saved_us
+    most_us = {"launch-bound": math.inf if late.is_of_all_hosts else limit_us}
     return [
         replace(
             saving,
-            saved_us=min(saving.saved_us, JUST_BELOW * late.saved_us),
-            lead_us=min(saving.lead_us, JUST_BELOW * late.saved_us),
+            saved_us=min(saving.saved_us, most_us.get(saving.code, limit_us)),
+            lead_us=min(saving.lead_us, most_us.get(saving.code, limit_us)),
+            rank_limit_us=min(saving.rank_limit_us, limit_us),
             what=saving.what.replace("The GPU", f"Rank {rank}'s GPU", 1).replace(f"of the {unit}", f"of its {unit}"),
         )
         for saving in savings

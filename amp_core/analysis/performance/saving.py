@@ -79,6 +79,8 @@ class Saving:
     all_hosts_us: float = 0.0
     """Of communication with late ranks: how long the hosts of the others take for a step by themselves, if that is so
     long that the late ranks alone would save less than half of `saved_us`; else 0."""
+    is_of_all_hosts: bool = False
+    """Whether that is so, and their hosts are what makes the late ones late."""
     held_ranks: tuple[int, ...] = ()
     """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
     slower_ratio: float = 0.0

@@ -139,7 +139,7 @@ def _possible_savings(run: Run) -> Savings | None:
     of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
     of_kernels += memory_savings(counted, basis)
     if is_idle:  # what they save only once the device no longer waits comes after what it waits for
-        causes_us = (c.saved_us for c in idle if c.share >= MIN_BEHIND_IDLE_FRAC and c.is_sure)
+        causes_us = (c.rank_us for c in idle if c.share >= MIN_BEHIND_IDLE_FRAC and c.is_sure)
         limit_us = JUST_BELOW * max(causes_us, default=math.inf)
         of_kernels = [replace(c, waits_for_idle=True, rank_limit_us=limit_us) for c in of_kernels]
     savings = [

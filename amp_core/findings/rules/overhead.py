@@ -13,9 +13,15 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, last_step, on_gpu
-from amp_core.findings.snippets import FIND_WAITS, TIME_BY_EVENTS
+from amp_core.findings.snippets import FIND_WAITS, LAUNCH_BEFORE_WAITS, TIME_BY_EVENTS
 from amp_core.findings.trace_findings import saving_finding, trains
-from amp_core.findings.trace_launches import COALESCE, find_waits, launch_bound_of_trace, waits_for_device
+from amp_core.findings.trace_launches import (
+    COALESCE,
+    find_waits,
+    launch_bound_of_trace,
+    waits_for_device,
+    waits_for_events,
+)
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
 
@@ -193,6 +199,11 @@ _OTHER_SYNC = Remedy(
 )
 
 
+_OF_EVENTS = Remedy(
+    "While the host waits for an event it launches nothing, and afterwards the GPU waits for the host. Launch the next "
+    "pass before the results of this one are waited for, where it does not need them.",
+    LAUNCH_BEFORE_WAITS,
+)
 _OF_DEVICE = Remedy(
     "The program waits for the whole device, as torch.cuda.synchronize() does, and afterwards the GPU waits for the "
     "host. Remove these calls from the loop, or time it with events.",
@@ -201,7 +212,7 @@ _OF_DEVICE = Remedy(
 
 
 def _syncs_of_trace(run: Run) -> list[Finding]:
-    other = _OF_DEVICE if waits_for_device(run) else _OTHER_SYNC
+    other = _OF_DEVICE if waits_for_device(run) else _OF_EVENTS if waits_for_events(run) else _OTHER_SYNC
     known = _SYNC_REMEDIES if trains(run) else _SYNC_REMEDIES | _SYNCS_OF_INFERENCE
     if tiny_copies(run)[0]:
         known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), ONE_COPY)

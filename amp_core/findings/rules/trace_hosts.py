@@ -23,7 +23,7 @@ from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.step_sentences import captured_anew, passes_sentence
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
-from amp_core.findings.trace_launches import is_in_pieces, launch_remedy, with_waits
+from amp_core.findings.trace_launches import is_in_pieces, launch_remedy, replays_one_graph, with_waits
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
 from amp_core.traces.host_spans import ASLEEP
@@ -94,7 +94,9 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
             return _sleeps(run)
         if _OF_MODEL.search(finding.where):
             return _IN_FORWARD
-        return _IN_LOOP if _launches_most(run, finding.where) else _IN_PYTHON
+        if not _launches_most(run, finding.where):
+            return _IN_PYTHON
+        return _AROUND_GRAPH if on_cuda and replays_one_graph(run) else _IN_LOOP
     if is_compiled_code(finding.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
         if not isinstance(launches, int):
@@ -305,6 +307,12 @@ _IN_LOOP = Remedy(
     "This function launches most of what the GPU does, and runs Python in between; a timeline shows which. Move out of "
     "it what each pass repeats, and launch more work at once.",
     "step = torch.compile(step)   # or one batched call, as torch.bmm, for many small ones",
+)
+_AROUND_GRAPH = Remedy(
+    "This function replays one graph in each pass, and the GPU waits for the Python around it, as for inputs and "
+    "their small copies. Prepare the next pass while this one runs, as the asynchronous scheduling of serving engines "
+    "does, and launch it before results are read.",
+    "graph.replay()\nbatch = prepare(requests)   # while the graph runs; vLLM: --async-scheduling",
 )
 _SLEEPS = Remedy(
     "The program sleeps there while the device has nothing to do. Leave the pause out, or wait for what it waits for.",
