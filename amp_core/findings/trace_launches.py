@@ -121,7 +121,7 @@ def with_waits(run: Run, finding: Finding) -> Finding:
     per = steps or float(len(windows))
     if not steps:  # of several steps, each has a last one
         syncs -= last
-    captures = any(call in finding.snippet for call in _CAPTURING) and _ONE_GRAPH not in finding.advice
+    captures = any(call in finding.snippet for call in _CAPTURING) and not replays_one_graph(run)
     if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in finding.advice:
         return finding
     ops = windows["sync_op"][windows["sync_op"] != ""]
@@ -201,8 +201,6 @@ MAX_PER_LAUNCH_US = 100.0
 launch follows takes longer."""
 _LAUNCHES_ITSELF = "which launches kernels itself: a graph that holds it leaves its Python out."
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay", "make_graphed")
-_ONE_GRAPH = "replays one graph"
-"""In advice where each pass is one graph already, which need not go across anything."""
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
 
