@@ -7,6 +7,7 @@
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product
+from amp_core.analysis.performance.idle_savings import waits_early
 from amp_core.analysis.performance.kernels import (
     counted_once,
     is_matrix,
@@ -139,7 +140,7 @@ def _short_kernels(run: Run, savings: Savings, passes: float, each: str) -> str:
         float(rows["total_us"].sum() / max(1.0, rows["count"].sum())),
     )
     idle_frac = float(windows["idle_us"].fillna(0.0).sum() / windows["wall_us"].sum())
-    if count < MIN_KERNELS_OF_PASS or us > MAX_SHORT_US or idle_frac < MIN_IDLE_FRAC:
+    if count < MIN_KERNELS_OF_PASS or us > MAX_SHORT_US or idle_frac < MIN_IDLE_FRAC or waits_early(windows):
         return ""
     return (
         f"{_decode(passes, each)}, in {count:,.0f} kernels of {number(us)} µs on average, and between "

@@ -72,13 +72,16 @@ def test_a_capture_of_compiled_code_is_no_compilation(tmp_path):
 
 @pytest.mark.parametrize(("ahead", "told"), [(40, True), (4, False)])
 def test_a_first_part_in_which_the_device_waits_is_told_apart(tmp_path, ahead, told):
-    """Ten kernels are launched one by one, and the host is ahead of so many others."""
+    """Ten kernels are launched one by one, and the host is ahead of so many others, in passes that decode."""
     trace = Made()
+    trace.event("mark", "step[DECODE bs=1]", 0, 2000 + 50 * ahead, 1)
     for number in range(10):
         at = 200 * number
         trace.kernel(made.RELU, at + 10, 20, at + 2)
     for number in range(ahead):
         trace.kernel(made.GEMM, 2000 + 50 * number, 50, 1900 + 2 * number)
-    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    run = run_of(tmp_path, trace)
+    finding = finding_of(run, "launch-bound")
     assert ("nearly all within its first 1.99 ms" in finding.title) == told, finding.title
     assert ("From then on the host is ahead of the device" in finding.advice) == told
+    assert first_sentence(run).startswith("Largest possible saving") or not told
