@@ -79,7 +79,7 @@ def test_a_first_part_in_which_the_device_waits_is_told_apart(tmp_path, ahead, t
         at = 200 * number
         trace.kernel(made.RELU, at + 10, 20, at + 2)
     for number in range(ahead):
-        trace.kernel(made.GEMM, 2000 + 50 * number, 50, 1900 + 2 * number)
+        trace.kernel(made.RELU, 2000 + 50 * number, 50, 1900 + 2 * number)
     run = run_of(tmp_path, trace)
     finding = finding_of(run, "launch-bound")
     assert ("nearly all within its first 1.99 ms" in finding.title) == told, finding.title

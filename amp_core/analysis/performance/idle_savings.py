@@ -204,7 +204,7 @@ def _late_launches(idle: _Idle, between_us: float) -> Saving:
         between = _between(idle) if launch_bound and basis.is_long(us - lead_us) else ""
         calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
         before = "" if launch_bound or in_calls else _before(windows, op, basis)
-        if launch_bound and waits_early(windows):
+        if launch_bound and (waits_at_start(windows) or waits_early(windows)):
             first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
             between = f", nearly all within its first {first}{between}"
         what = f"{between}{calling}{in_op}{marked}{before}{gap}{outside}{in_python}"
@@ -232,7 +232,8 @@ def waits_at_start(windows: pd.DataFrame) -> bool:
 
 def waits_early(windows: pd.DataFrame) -> bool:
     """The same of a part that may be most of the window, after which the host is ahead for long."""
-    return _waits_until(windows, MAX_EARLY_FRAC)
+    ahead_us = windows["wall_us"] - windows["late_until_us"].fillna(0.0)
+    return _waits_until(windows, MAX_EARLY_FRAC) and bool((ahead_us >= MIN_AHEAD_US).all())
 
 
 def _waits_until(windows: pd.DataFrame, most_frac: float) -> bool:
@@ -241,8 +242,9 @@ def _waits_until(windows: pd.DataFrame, most_frac: float) -> bool:
 
 
 MAX_START_FRAC, MAX_EARLY_FRAC = 0.25, 0.75
-"""Shares of a window up to which it is its start, and up to which what follows is long enough to tell that its host is
-ahead."""
+"""Shares of a window up to which it is its start, and up to which what follows is not a small part."""
+MIN_AHEAD_US = 1000.0
+"""A shorter rest of a window does not tell that its host stays ahead."""
 
 
 def _mean_kernel_us(rows: pd.DataFrame) -> float:
