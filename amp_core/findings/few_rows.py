@@ -38,6 +38,8 @@ MIN_ALL_WIDE_FRAC = 0.95
 """Share of the products' time from which all are said to be in 16 bits."""
 MIN_READ_FRAC = 0.5
 """Share of the memory's rate at which products read and write their matrices from which it bounds them."""
+_OF_EXPERTS = r"(?i)moe|expert|grouped"
+"""In the names of products with the weights of those experts that tokens are sent to."""
 _MORE_ROWS = "more requests per pass or speculative decoding help"
 
 
@@ -72,14 +74,16 @@ def _decoding(run: Run, savings: Savings) -> str:
         remedies = f", at {percent(read_frac)} of the memory's rate: {_MORE_ROWS}, and other kernels may be faster"
     else:
         remedies = f", so memory bounds them, and {'' if already else 'weights of fewer bits, '}{_MORE_ROWS}"
+    of_experts = float(products["total_us"][products["name"].str.contains(_OF_EXPERTS)].sum())
+    weights = "every weight" if of_experts < float(products["total_us"].sum()) / 2 else "weights"
     longest = longest_name(products, "name")
     frac = float(products["total_us"][products["name"] == longest].sum()) / wall_us
     left = f" The longest, {kernel_in_words(longest)}, takes {percent(frac)}." if frac >= MIN_LONGEST_FRAC else ""
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
         left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
-        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit} and read every weight "
-        f"for so few rows{remedies}.{left}"
+        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit} and read {weights} for "
+        f"so few rows{remedies}.{left}"
     )
 
 

@@ -4,11 +4,10 @@
 'aten::index takes 40 % of the profiled window: it copies a matrix of 512 × 1024 for each of 256 products, from 16 …'
 """
 
-from dataclasses import dataclass
-
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import Savings
+from amp_core.findings.part import Part
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
@@ -20,16 +19,7 @@ MIN_GATHERED_FRAC = 0.1
 """Share of the step in such copies from which they are told."""
 
 
-@dataclass(frozen=True)
-class GatheredMatrices:
-    """Copies of matrices for products of batches."""
-
-    frac: float
-    """Their share of the step."""
-    sentence: str
-
-
-def gathered_matrices(run: Run, savings: Savings) -> GatheredMatrices | None:
+def gathered_matrices(run: Run, savings: Savings) -> Part | None:
     """The copies of matrices that an operator gathers, of which a product of batches multiplies one each; None where
     they take little, or where shapes were not recorded."""
     rows = kernel_rows(run)
@@ -49,9 +39,10 @@ def gathered_matrices(run: Run, savings: Savings) -> GatheredMatrices | None:
     if found is None or frac < MIN_GATHERED_FRAC:
         return None
     op, (matrices, high, wide), copies = found
-    return GatheredMatrices(
-        frac,
+    return Part(
         f"{op} takes {percent(frac)} of the {savings.unit}: it copies a matrix of {high} × {wide} for each of "
         f"{copies:,} products, from {matrices:,}, and the products of batches then read the copies. Sort the rows by "
         "matrix, and multiply each group by its own once.",
+        frac,
+        op,
     )

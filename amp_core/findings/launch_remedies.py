@@ -36,9 +36,8 @@ FIRST_PASS = Remedy(
 )
 AT_START = Remedy(
     "The device waits for launches at the start alone: from then on the host is ahead of it, so faster launches save "
-    "no more than that. Record more passes: if those that follow wait too, launch each before the results of the one "
-    "before are read.",
-    "for _ in range(5):\n    train_step(batch)   # all of them recorded",
+    "no more than that. Where it recurs in each pass, launch the next one before the results of this one are read.",
+    "following = model(next_batch)   # where each pass waits; before results of the last one are read",
 )
 EARLY = Remedy(
     "From then on the host is ahead of the device: what comes before is set-up, captures of graphs or first passes. Do "

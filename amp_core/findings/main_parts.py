@@ -5,8 +5,6 @@
 ('GEMM/conv takes 71 % of the step, on tensor cores.', 'it')
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
@@ -16,38 +14,25 @@ from amp_core.findings.adapters import adapters
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.no_saving_sentences import few_blocks, own_profiler
-from amp_core.findings.scattered_writes import MIN_SCATTER_FIRST_FRAC, scattered
+from amp_core.findings.part import Part
+from amp_core.findings.scattered_writes import scattered
 from amp_core.findings.small_matrices import small_matrices
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, percent
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a step."""
-
-    sentence: str
-    frac: float
-    """Its share of the step."""
-    it: str = "it"
-    """What the next sentence calls it."""
-    is_saving: bool = False
-    """Whether it is a saving too, beside which the largest one alone is told."""
 
 
 def own_parts(run: Run, savings: Savings) -> list[Part]:
     """Operators whose time is decided by the places that they read or write, those of many small matrices, and
     adapters, the longest first."""
     sources = (scattered, gathered_matrices, small_matrices, adapters)
-    found = [source(run, savings) for source in sources]
-    parts = [Part(one.sentence, one.frac) for one in found if one is not None]
-    return sorted(parts, key=lambda part: part.frac, reverse=True)
+    found = (source(run, savings) for source in sources)
+    return sorted((part for part in found if part is not None), key=lambda part: part.frac, reverse=True)
 
 
 def parts_beside(run: Run, savings: Savings, largest: Saving) -> tuple[list[Part], list[Part]]:
     """The parts that come before the largest saving, and those after it."""
     places = own_parts(run, savings)
-    leads = bool(places) and places[0].frac > max(largest.share, MIN_SCATTER_FIRST_FRAC)
+    leads = bool(places) and places[0].frac > max(largest.share, places[0].least)
     first, then = (places[:1], places[1:]) if leads else ([], places)
     candidates = (_unknown_kernel(run, savings, largest), _copies(savings, largest), _products(run, savings, largest))
     return [*first, *[part for part in candidates if part is not None][:1]], then
@@ -56,9 +41,9 @@ def parts_beside(run: Run, savings: Savings, largest: Saving) -> tuple[list[Part
 def without_saving(run: Run, savings: Savings) -> str:
     """That nothing beside the operators of `own_parts` saves much, as sentences, where these come first; else empty."""
     places = own_parts(run, savings)
-    if not places or places[0].frac <= MIN_SCATTER_FIRST_FRAC:
+    if not places or places[0].frac <= places[0].least:
         return ""
-    them = "that" if len(places) == 1 else "these"
+    them = places[0].it.replace("it", "that") if len(places) == 1 else "these"
     told = " ".join(part.sentence for part in places)
     return f"{told} Beside {them}, nothing would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}."
 

@@ -6,39 +6,29 @@
 
 import math
 import re
-from dataclasses import dataclass
 
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import kernel_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, step_share
 from amp_core.analysis.performance.savings import Savings
+from amp_core.findings.part import Part, steps_or_windows
 from amp_core.store.run import Run
 
 
-@dataclass(frozen=True)
-class SmallMatrices:
-    """The operator that decomposes or inverts small matrices for long."""
-
-    frac: float
-    """Its share of the step."""
-    sentence: str
-
-
-def small_matrices(run: Run, savings: Savings) -> SmallMatrices | None:
+def small_matrices(run: Run, savings: Savings) -> Part | None:
     """The operator with most of the time among those on many small matrices; None where none takes long."""
     rows = kernel_rows(run)
     rows = rows[rows["op"].str.match(_DECOMPOSES)]
     rows = rows.assign(size=[_size(shapes) for shapes in rows["in_shapes"]])
     rows = rows[rows["size"] != ""]
     us = rows.groupby(["op", "size"])["total_us"].sum().reset_index().sort_values("total_us")
-    steps = float(window_rows(run)["steps"].fillna(0.0).sum()) or float(len(window_rows(run)))
-    each_us = float(us["total_us"].max()) / steps if len(us) else 0.0
+    each_us = float(us["total_us"].max()) / steps_or_windows(run) if len(us) else 0.0
     if each_us < MIN_SAVED_FRAC * savings.cost.step_us:
         return None
     longest, share = us.iloc[-1], step_share(each_us, savings.cost)
     told = f"{longest['op']} takes {share} of the {savings.unit}, on matrices of {longest['size']}"
     formulas = "closed formulas, for all of them at once, take less."
-    return SmallMatrices(each_us / savings.cost.step_us, f"{told}: {formulas}")
+    return Part(f"{told}: {formulas}", each_us / savings.cost.step_us, str(longest["op"]))
 
 
 def _size(shapes: str) -> str:

@@ -299,9 +299,9 @@ MAX_FEW_ROWS = 16
 _FOR_FEW_ROWS = "gemmSN_"
 """In the names of kernels that cuBLAS takes for products of few rows or columns."""
 _FEW_ROWS = Remedy(
-    "cuBLAS took its kernel for products of few rows or columns, which reading the other operand bounds, so padding "
-    "gains nothing. Join products that share an operand into one with more rows, as heads that share keys; of "
-    "attention in steps, compute it in one kernel.",
+    "cuBLAS took its kernel for products of few rows or columns, which padding does not make more. Join products that "
+    "share an operand into one with more rows, as heads that share keys; of attention in steps, compute it in one "
+    "kernel.",
     "y = torch.cat(rows) @ x   # one call with more rows, where several share x",
 )
 _FEW_ROWS_OF_BATCH = Remedy(

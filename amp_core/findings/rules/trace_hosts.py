@@ -309,8 +309,8 @@ _IN_LOOP = Remedy(
     "step = torch.compile(step)   # or one batched call, as torch.bmm, for many small ones",
 )
 _AROUND_GRAPH = Remedy(
-    "This function replays one graph in each pass, and the GPU waits for the Python around it, as for inputs and "
-    "their small copies. Prepare the next pass while this one runs, as the asynchronous scheduling of serving engines "
+    "Most passes replay one graph here, and the GPU waits for the Python around it, as for inputs and their small "
+    "copies. Prepare the next pass while this one runs, as the asynchronous scheduling of serving engines "
     "does, and launch it before results are read.",
     "graph.replay()\nbatch = prepare(requests)   # while the graph runs; vLLM: --async-scheduling",
 )

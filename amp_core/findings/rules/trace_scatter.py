@@ -32,11 +32,11 @@ def scattered_writes(run: Run) -> list[Finding]:
     finding = make_finding(
         "scattered-writes",
         writes.sentence.rstrip("."),
-        writes.name,
+        writes.where,
         value=writes.frac,
         limit=MIN_SCATTER_FRAC,
         unit="share of the step",
-        remedy=_EMBEDDING if "embedding" in writes.name else None,
+        remedy=_EMBEDDING if "embedding" in writes.where else None,
     )
     return for_what_runs(run, [finding])
 
