@@ -16,7 +16,7 @@ from amp_core.traces.graphs import VLLM_PASS
 _SGLANG_PASS = re.compile(r"step\[DECODE bs=(\d{1,9})\]$")
 """A pass of SGLang that decodes, with its requests."""
 _OLDER_VLLM_PASS = re.compile(r"execute_new_(\d{1,9})_cached_(\d{1,9})$")
-"""An older mark of vLLM's, with the requests that are new, and those that have begun: these decode a token each, but for
+"""An older mark of vLLM's, with the requests that are new and those that have begun: these decode a token each, but for
 the rest of a long prompt."""
 
 
