@@ -11,7 +11,6 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import collective_rows
 from amp_core.analysis.performance.communication_savings import late_rank_saving
-from amp_core.analysis.performance.idle_savings import IN_ONE_GAP, MIN_ONE_GAP_FRAC
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     ZEROING,
@@ -23,6 +22,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
     without_ranges,
 )
+from amp_core.analysis.performance.late_launches import IN_ONE_GAP, MIN_ONE_GAP_FRAC
 from amp_core.analysis.performance.layouts import layout_copies
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.repeated_work import MIN_LOOP_FIRST_FRAC, loop_frac
@@ -60,6 +60,10 @@ class CpuPart:
     """The operator, the function or the part of the program concerned."""
     is_fusible: bool = False
     """Of an optimizer: whether `fused=True` makes its operators fewer."""
+    is_one_gap: bool = False
+    """Of time in no operator: whether most of it is in one piece."""
+    is_halted: bool = False
+    """Of calls that take longer than equal ones: whether those that compute nothing took long, too, all at once."""
 
 
 def cpu_windows(run: Run) -> pd.DataFrame:
@@ -159,13 +163,15 @@ def outside_part(run: Run) -> CpuPart | None:
     named = len(us) > 0 and us.max() >= MIN_FUNCTION_FRAC * outside_us
     within = f", {number(float(us.max()) / 1e3, 'ms')} of it in {us.idxmax()}" if named else ""
     gap_us = float(window_rows(run)["longest_idle_us"].fillna(0.0).max())
-    if not named and gap_us >= MIN_ONE_GAP_FRAC * outside_us:
+    is_one_gap = not named and gap_us >= MIN_ONE_GAP_FRAC * outside_us
+    if is_one_gap:
         within = f", {number(gap_us / 1e3, 'ms')} {IN_ONE_GAP}"
     what = (
         f"no operator runs for {percent(outside_us / whole_us)} of the {number(whole_us / 1e3, 'ms')}"
         f"{', beside loading data' if data_us > 0 else ''}, in which Python or other code does{within}"
     )
-    return CpuPart("python-outside-operators", outside_us, what, str(us.idxmax()) if named else "Python")
+    where = str(us.idxmax()) if named else "Python"
+    return CpuPart("python-outside-operators", outside_us, what, where, is_one_gap=is_one_gap)
 
 
 def optimizer_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
@@ -244,16 +250,12 @@ def _slow_calls(run: Run, total_us: float) -> CpuPart | None:
     (halted_us,) = numbers_of_import(run, "slow_calls", "halted_us")
     why = "the processor is shared or throttled, or has fewer cores than the program has threads"
     if halted_us > 0:
-        why = f"nearly all of it in {number(halted_us / 1e3, 'ms')} in which {HALTED}"
+        why = f"nearly all of it in {number(halted_us / 1e3, 'ms')} in which the process stood still"
     what = (
         f"{number(us / 1e3)} of the {number(of_us / 1e3, 'ms')} of operators{of_rank} ({percent(us / of_us)}) are what "
         f"{count:,.0f} calls take beyond {than}, {one}: {why}"
     )
-    return CpuPart("shared-processor", us, what, "processor")
-
-
-HALTED = "the process stood still"
-"""What is said where calls that compute nothing take long, too, all in one stretch."""
+    return CpuPart("shared-processor", us, what, "processor", is_halted=halted_us > 0)
 
 
 def _costly_calls(run: Run, rows: pd.DataFrame) -> CpuPart | None:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
-from amp_core.analysis.performance.idle_savings import longest_named
+from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.kernels import (
     first_calls_of,
     is_trace,

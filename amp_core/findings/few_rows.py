@@ -7,7 +7,6 @@
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product
-from amp_core.analysis.performance.idle_savings import waits_early
 from amp_core.analysis.performance.kernels import (
     counted_once,
     is_matrix,
@@ -15,6 +14,7 @@ from amp_core.analysis.performance.kernels import (
     numbers_of_import,
     window_rows,
 )
+from amp_core.analysis.performance.late_launches import waits_early
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.formats import element_bytes

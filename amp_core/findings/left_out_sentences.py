@@ -6,8 +6,8 @@ parts_left_out(run)     # ([], ['10.6 ms of the trace (66.4 %) come after the la
 from collections.abc import Mapping
 from typing import Any
 
-from amp_core.analysis.performance.idle_savings import unknown_host
 from amp_core.analysis.performance.kernels import is_trace, window_rows
+from amp_core.analysis.performance.late_launches import unknown_host
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number, percent
 

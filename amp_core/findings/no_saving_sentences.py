@@ -5,6 +5,7 @@
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -114,25 +115,34 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
     parts = [part for part in (longest, of_products if work.frac > 0 or not longest else "") if part]
     told = ", and ".join(parts)
-    beside = "" if longest else _beside_products(run, savings)
-    if _IN_STEPS in beside:
+    other, other_frac = _longest_other(run)
+    if not longest and other_frac >= MIN_BESIDE_FRAC and (in_steps := _of_softmax(other, savings)):
         return (
-            f"{kernel_in_words(_longest_other(run)[0])} takes {percent(_longest_other(run)[1])} of the {savings.unit}: "
-            f"{_IN_STEPS}. Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
+            f"{kernel_in_words(other)} takes {percent(other_frac)} of the {savings.unit}{in_steps}. "
+            f"Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
         )
-    is_left = _HALVED in beside or _STARTING in beside
-    change = "no single change that is looked for" if is_left else "no single change"
+    beside = _Beside() if longest else _beside_products(run, savings)
+    change = "no single change that is looked for" if beside.is_left else "no single change"
     change = f"in 16 bits, {change}" if in_16_bits else change
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
-    return f"{nothing}: {told}.{beside}{rest}"
+    return f"{nothing}: {told}.{beside.sentences}{rest}"
 
 
-def _beside_products(run: Run, savings: Savings) -> str:
-    """The longest kernel that multiplies no matrices, as a sentence, and what a softmax tells; without a long one,
-    those that memory bounds, and those as short as any, if they take much; else empty."""
+@dataclass(frozen=True)
+class _Beside:
+    """What is told beside the products."""
+
+    sentences: str = ""
+    is_left: bool = False
+    """Whether a change that is no saving of its own would shorten it."""
+
+
+def _beside_products(run: Run, savings: Savings) -> _Beside:
+    """The longest kernel that multiplies no matrices; without a long one, those that memory bounds, and those as short
+    as any, if they take much; else nothing."""
     name, share = _longest_other(run)
     if share >= MIN_BESIDE_FRAC:
-        return f" Beside them, {kernel_in_words(name)} takes {percent(share)}{_of_softmax(name, savings)}."
+        return _Beside(f" Beside them, {kernel_in_words(name)} takes {percent(share)}.")
     rows, wall_us = kernel_rows(run), float(window_rows(run)["wall_us"].sum())
     shortest = rows[is_shortest(rows) & part_of(rows).isin(_MEMORY_PARTS)]
     shortest_frac = float(shortest["total_us"].sum()) / wall_us
@@ -141,20 +151,21 @@ def _beside_products(run: Run, savings: Savings) -> str:
         count, us = (float(shortest[column].sum()) for column in ("count", "total_us"))
         starting = (
             f" Another {percent(shortest_frac)} is in {count:,.0f} kernels that are as short as any here, "
-            f"{number(us / count)} µs on average: {_STARTING}."
+            f"{number(us / count)} µs on average: starting them takes that time, not memory, so fewer, fused ones take "
+            "less."
         )
     memory_frac = float(np.nan_to_num(savings.cost.us(*_MEMORY_PARTS))) / savings.cost.step_us
     memory_frac -= shortest_frac if starting else 0.0
     if memory_frac < MIN_MEMORY_FRAC:
-        return starting
+        return _Beside(starting, bool(starting))
     passes = _passes_over_one(run)
     others = f"{passes}; the others are many short or already fused ones" if passes else ""
     others = others or "in many short or already fused ones"
-    return f" Memory-bound kernels take {percent(memory_frac)}, {others}.{starting}"
+    sentences = f" Memory-bound kernels take {percent(memory_frac)}, {others}.{starting}"
+    return _Beside(sentences, bool(passes or starting))
 
 
 _MEMORY_PARTS = ("memory_bound", "cast", "layout")
-_STARTING = "starting them takes that time, not memory, so fewer, fused ones take less"
 
 
 def _passes_over_one(run: Run) -> str:
@@ -173,14 +184,13 @@ def _passes_over_one(run: Run) -> str:
     if frac * FUSED_FRAC < MIN_SAVED_FRAC or kernels < 2:
         return ""
     tensor = f"one tensor of {rows['sizes'].iloc[-1]}"
-    return f"{percent(frac)} in {kernels} that each pass over {tensor}, {_HALVED}"
+    return f"{percent(frac)} in {kernels} that each pass over {tensor}, which fewer passes may halve"
 
 
 LARGE_ELEMENTS = 2**27
 """A tensor of so many elements is larger than the cache of any GPU."""
 MIN_PASS_FRAC = 0.05
 """Share of the time of such kernels from which one passes over the tensor, and does not read a few of its values."""
-_HALVED = "which fewer passes may halve"
 
 
 def _longest_other(run: Run) -> tuple[str, float]:
@@ -193,10 +203,7 @@ def _longest_other(run: Run) -> tuple[str, float]:
 def _of_softmax(kernel: str, savings: Savings) -> str:
     """What a long softmax beside products tells of a model that does not train, whose loss needs one."""
     is_softmax = "softmax" in kernel.lower() and not savings.trains
-    return f": {_IN_STEPS}" if is_softmax else ""
-
-
-_IN_STEPS = "attention is computed in steps, and a fused kernel keeps its scores on the chip"
+    return ": attention is computed in steps, and a fused kernel keeps its scores on the chip" if is_softmax else ""
 
 
 MIN_MEMORY_FRAC = 0.2

@@ -7,7 +7,7 @@
 import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.registry import make_finding
@@ -17,13 +17,18 @@ SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
 
 
+def reported_saving(run: Run, code: str) -> Saving | None:
+    """The saving of that code, if it is large enough for a finding; else None."""
+    savings = possible_savings(run)
+    return next((c for c in savings.ranked if c.code == code), None) if savings is not None else None
+
+
 def saving_finding(
     run: Run, code: str, inference_advice: str = "", inference_snippet: str = "", *, training: bool = False
 ) -> list[Finding]:
     """The finding `code` if a trace has that saving. The advice and the snippet are for traces without training, or
     with `training` for all."""
-    savings = possible_savings(run)
-    saving = next((c for c in savings.ranked if c.code == code), None) if savings else None
+    savings, saving = possible_savings(run), reported_saving(run, code)
     if savings is None or saving is None:
         return []
     remedy = None

@@ -10,13 +10,8 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gpus import is_before_triton
-from amp_core.analysis.performance.idle_savings import (
-    LATE_LAUNCHES,
-    LONGER_GAPS,
-    longest_named,
-    waits_at_start,
-    waits_early,
-)
+from amp_core.analysis.performance.idle import longest_named
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
 from amp_core.analysis.performance.kernels import (
     ZEROING,
     is_compiled_in_part,
@@ -29,6 +24,10 @@ from amp_core.analysis.performance.kernels import (
     takes_fused,
     tiny_copies,
     window_rows,
+)
+from amp_core.analysis.performance.late_launches import (
+    waits_at_start,
+    waits_early,
 )
 from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
@@ -78,7 +77,7 @@ from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, LAUNCH_BEFORE_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
-from amp_core.findings.trace_findings import for_what_runs, saving_finding
+from amp_core.findings.trace_findings import for_what_runs, reported_saving, saving_finding
 from amp_core.findings.trace_sentence import may_lack_model
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, percent
@@ -109,7 +108,8 @@ def _with_details(run: Run, finding: Finding) -> Finding:
     zeroing = _ZEROING.format(share=percent(share)) if share >= MIN_ZEROING_FRAC else ""
     advice = " ".join(filter(None, (finding.advice, zeroing, casts)))
     finding = with_waits(run, replace(finding, advice=advice))
-    if LONGER_GAPS not in finding.title or not _is_outside(run):
+    saving = reported_saving(run, "launch-bound")
+    if saving is None or not saving.host.has_longer_gaps or not _is_outside(run):
         return finding
     return replace(finding, advice=f"{finding.advice} {_longer(run)}")
 

@@ -5,7 +5,8 @@ first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 %
 
 import numpy as np
 
-from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES, VALUES_COPIED, longest_named
+from amp_core.analysis.performance.idle import longest_named
+from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
 from amp_core.analysis.performance.kernels import (
     holds_collectives_alone,
     kernel_rows,
@@ -257,8 +258,8 @@ def _next(savings: Savings) -> str:
     if len(savings.ranked) < 2:
         return ""
     first, second = savings.ranked[:2]
-    if VALUES_COPIED in first.what + second.what and {first.code, second.code} <= _OF_VALUES:  # one copy ends both
-        return ""
+    if (first.copies_values or second.copies_values) and {first.code, second.code} <= _OF_VALUES:
+        return ""  # one copy ends both
     idle_us = float(np.nan_to_num(savings.cost.us("gaps")))
     if {first.code, second.code} <= _OF_HOST and first.saved_us + second.saved_us > idle_us + second.lead_us:
         return ""  # without the first, part of the second is hidden

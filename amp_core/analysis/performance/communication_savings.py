@@ -33,7 +33,7 @@ from amp_core.analysis.performance.collectives import (
 )
 from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import alone_loading_us
+from amp_core.analysis.performance.idle import alone_loading_us
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     holds_collectives_alone,
@@ -102,6 +102,7 @@ def alone_savings(run: Run, rows: pd.DataFrame, basis: Basis) -> list[Saving]:
             waiting_is_sure=missing.is_sure,
             others=max(0, int((exposed > 0).sum()) - 1),
             waited_us=min(waited_us, communication),
+            tells_transfer=bool(carried),
         ),
         copies_saving(run, rows, windows, basis, communicates=measured > 0),
     ]

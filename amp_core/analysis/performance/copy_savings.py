@@ -7,7 +7,7 @@
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.idle_savings import beside_copies
+from amp_core.analysis.performance.idle import beside_copies
 from amp_core.analysis.performance.kernels import copies_on_own_streams, kernel_rows, numbers_of_import, of_main
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others
 from amp_core.hardware.kernel_names import COPIES

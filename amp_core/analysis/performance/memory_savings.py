@@ -19,7 +19,6 @@ from amp_core.traces.chains import ACCUMULATES, ADDS, BIASED, is_library
 
 FUSED_FRAC = 0.5
 """Share of their time that fusing takes away at least: a value is read and written once instead of twice."""
-CASTS_BETWEEN = "casts between products"
 MIN_OF_SCORES_FRAC = 0.1
 """Share of other kernels in those on the scores of attention from which they are told beside the softmax."""
 MIN_LONE_FRAC = 0.02
@@ -126,7 +125,7 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     is_chained = chains_us > halves_us
     why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
     if lone_us:
-        why += f", and {CASTS_BETWEEN}, {basis.taken(lone_us)}, vanish where tensors have their type"
+        why += f", and casts between products, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""
     if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
         without += ", nor the other kernels on its scores"
@@ -142,6 +141,7 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
         SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
         fused_us=fused_us,
+        lone_us=lone_us,
     )
 
 

@@ -86,8 +86,9 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
     is_emulated = float(fp32["total_us"][of_bf16].sum()) >= MIN_EMULATED_FRAC * (slow_us + tf32_us) * basis.steps > 0
     narrower = "FP16 is" if is_emulated else "16 bits are"
     gain = f"by the data sheet, {narrower} {times}" if rates else f"{narrower} assumed to be {times}"
-    if rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us:
-        gain += f", since {MEMORY_BOUNDS}"
+    memory_bounds = bool(rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us)
+    if memory_bounds:
+        gain += ", since memory bounds most of these products"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
     wide = pd.concat([fp32, tf32])
     if len(parts) == 2 and parts[0][0].subject != parts[1][0].subject:
@@ -97,15 +98,14 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
         kinds = _kinds(wide)
         taken = f"{kinds.subject} {kinds.verb} {' and '.join(part for _, part in parts)}"
     if is_emulated:
-        taken += f", on inputs in BF16, {NOT_TAKEN}"
+        taken += ", on inputs in BF16, which the tensor cores of this GPU do not take"
     what = f"{taken}; {gain}"
-    return Saving("fp32-products", win, basis.cost.step_us, what, longest, others=others(wide, "name"))
+    saving = Saving("fp32-products", win, basis.cost.step_us, what, longest, others=others(wide, "name"))
+    return replace(saving, memory_bounds=memory_bounds, is_emulated=is_emulated)
 
 
-NOT_TAKEN = "which the tensor cores of this GPU do not take"
 MIN_EMULATED_FRAC = 0.5
 """Share of products of BF16 in FP32's arithmetic from which that is told."""
-MEMORY_BOUNDS = "memory bounds most of these products"
 MAX_BOUND_FRAC = 0.5
 """Of the ratio of the data sheet's rates, what products gain below which memory bounds most of them."""
 
@@ -170,7 +170,8 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
     here = str(worst["padded"]) if _gain_by_padding(ops)[worst.name] else ""
     saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), here)
     blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
-    return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, others=others(ops, "op"))
+    made = product(str(worst["op"]), str(worst["in_shapes"]))
+    return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, slowest=made, others=others(ops, "op"))
 
 
 def _most(wins: "pd.Series[float]", groups: "pd.Series[str]") -> "pd.Series[bool]":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.gemm_shapes import Product
 from amp_core.analysis.performance.step_cost import StepCost
 from amp_core.hardware.data_sheets import Rates
 from amp_core.text.formatting import number
@@ -46,6 +47,19 @@ class Basis:
     def is_long(self, us: float) -> bool:
         """Whether so many microseconds per step would be reported as a saving."""
         return us >= MIN_SAVED_FRAC * self.cost.step_us
+
+
+@dataclass(frozen=True)
+class LateHost:
+    """What a host does while its device waits for late launches."""
+
+    calls: str = ""
+    """The kind of calls into the device's runtime in which it mostly stays, see `late_launches.CALLS`; empty for
+    others."""
+    is_in_first_call: bool = False
+    """Whether nearly all of its time in the place that is named is in the first calls of that."""
+    has_longer_gaps: bool = False
+    """Of launches that are slow one by one: whether much of the time is in longer gaps."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +118,26 @@ class Saving:
     """Of communication of ranks that are all here: at least that much of it is waiting for others."""
     of_hosts_us: float = 0.0
     """Of the same: that part where the hosts of all ranks launch too late, and so at different times."""
+    tells_transfer: bool = False
+    """Of the same: whether `what` tells the transfer that takes longest."""
     fused_us: float = np.inf
     """Of memory-bound kernels: the part of `saved_us` that fusing alone saves."""
+    lone_us: float = 0.0
+    """Of the same: the part in casts between products, which nothing is fused with."""
+    slowest: Product | None = None
+    """Of slow products: the sizes of the slowest operator; None if not known."""
+    waits_for_graph: bool = False
+    """Of queued work that waits: whether it mostly waits for a captured graph to start."""
+    waits_in: str = ""
+    """Of the same: the operator in which the host waits meanwhile; empty if that explains nothing."""
+    memory_bounds: bool = False
+    """Of products in FP32 and TF32: whether memory, and not arithmetic, bounds most of them."""
+    is_emulated: bool = False
+    """Of the same: whether most of them are of inputs in BF16, which the tensor cores of the GPU do not take."""
+    copies_values: bool = False
+    """Of idle time: whether values are copied to the host one by one."""
+    host: LateHost = LateHost()
+    """Of late launches: what the host does meanwhile."""
     unlimited: "Saving | None" = None
     """The same as it would be where the host is ahead of the device, if its host limits it."""
     is_sure: bool = True
@@ -143,6 +175,16 @@ def step_share(us: float, cost: StepCost) -> str:
     """`28 %`: microseconds as a share of the step; `99.7 %` where 100 % would be too much."""
     share = 100 * us / cost.step_us
     return f"{share:.1f} %" if 99.5 <= share < 99.95 else f"{share:.0f} %"
+
+
+def time_and_lead(us: float, lead_us: float, basis: Basis) -> str:
+    """`28 % of the step and 1.61 ms before its first kernel`."""
+    if not basis.is_long(lead_us):
+        return basis.taken(us)
+    before = number(lead_us / 1e3, "ms")
+    if not basis.is_long(us):
+        return f"{before} before the first kernel of the {basis.unit}"
+    return f"{basis.taken(us)} and {before} before its first kernel"
 
 
 def without_gpu(text: str) -> str:

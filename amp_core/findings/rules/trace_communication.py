@@ -31,7 +31,7 @@ from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.rules.trace_cpu import cpu_waits_for_ranks
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, reported_saving, saving_finding
 from amp_core.formats import element_bytes
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.store.run import Run
@@ -144,12 +144,12 @@ def exposed_communication(run: Run) -> list[Finding]:
             see = f"the ranks that are here wait longest for rank {awaited}, so record that one too"
         told = [_with_missing_ranks(f, missing, see, is_whole=is_whole, is_later=is_later) for f in findings]
         return for_what_runs(run, told)
-    saving = next((c for c in savings.ranked if c.code == "exposed-communication"), None) if savings else None
+    saving = reported_saving(run, "exposed-communication")
     if saving is not None and saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:
         findings = [_with_waiting(f, saving, late_remedy, transfers=transfer_frac >= MIN_SAVED_FRAC) for f in findings]
     transfer = longest_transfer(run)
     on_gpu = str(run.head.config.get("device")).startswith("cuda")
-    if transfer is not None and on_gpu and _is_slow(transfer) and any(transfer.words in f.title for f in findings):
+    if transfer is not None and on_gpu and _is_slow(transfer) and saving is not None and saving.tells_transfer:
         slow = _SLOW_LINK.format(rate=number(transfer.gb_per_s, "GB/s"))
         findings = [replace(f, advice=f"{slow} {f.advice}", snippet=_TOPOLOGY) for f in findings]
     return for_what_runs(run, findings)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.idle_savings import longest_named
+from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.kernels import (
     TO_HOST,
     ZEROING,

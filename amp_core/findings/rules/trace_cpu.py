@@ -6,12 +6,10 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.idle_savings import IN_ONE_GAP
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_copies as copies_for_layout
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
-    HALTED,
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
     NOT_USED,
@@ -223,7 +221,7 @@ def python_outside_operators(run: Run) -> list[Finding]:
     if part is None:
         return []
     finding = cpu_finding(run, part)
-    if IN_ONE_GAP in part.what:
+    if part.is_one_gap:
         finding = replace(finding, advice=_ONE_GAP.advice, snippet=_ONE_GAP.snippet)
     elif facts(run.head.environment, "profiler").get("with_stack"):
         finding = replace(finding, advice=_HAS_STACKS.advice, snippet=_HAS_STACKS.snippet)
@@ -262,13 +260,16 @@ _HAS_STACKS = Remedy(
 )
 def shared_processor(run: Run) -> list[Finding]:
     """`shared-processor`: a CPU that takes unequally long for the same."""
-    findings = _paced(run, "shared-processor")
-    return [replace(f, advice=_HALTED.advice, snippet=_HALTED.snippet) if HALTED in f.title else f for f in findings]
+    part = _pace(run, "shared-processor")
+    findings = [cpu_finding(run, part)] if part is not None else []
+    if part is not None and part.is_halted:
+        findings = [replace(f, advice=_HALTED.advice, snippet=_HALTED.snippet) for f in findings]
+    return findings
 
 
 _HALTED = Remedy(
     "Calls that compute nothing took long then, too, so no operator is to blame: the machine was suspended, the "
-    " process was stopped, or it waited for memory that was swapped out. Profile again.",
+    "process was stopped, or it waited for memory that was swapped out. Profile again.",
     "print(psutil.virtual_memory().available, psutil.swap_memory().used)",
 )
 
@@ -292,13 +293,15 @@ _HALTED = Remedy(
 )
 def costly_calls(run: Run) -> list[Finding]:
     """`costly-calls`: many operators on little data."""
-    return _paced(run, "costly-calls")
+    part = _pace(run, "costly-calls")
+    return [cpu_finding(run, part)] if part is not None else []
 
 
-def _paced(run: Run, code: str) -> list[Finding]:
+def _pace(run: Run, code: str) -> CpuPart | None:
+    """What makes equal work take unequally long, if it is of that code."""
     rows = _rows(run)
     part = pace_part(run, rows) if len(rows) else None
-    return [cpu_finding(run, part)] if part is not None and part.code == code else []
+    return part if part is not None and part.code == code else None
 
 
 @rule(

@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pandas as pd
 
-from amp_core.analysis.performance.idle_savings import (
-    CALLS,
+from amp_core.analysis.performance.idle import longest_named
+from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows
+from amp_core.analysis.performance.late_launches import (
     COPYING,
-    IN_FIRST,
     MIN_OF_ONE_FRAC,
-    longest_named,
     unknown_host,
 )
-from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.saving import Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import FIRST_PASS, IN_PIECES
@@ -22,7 +20,7 @@ from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.step_sentences import captured_anew, passes_sentence
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, reported_saving, saving_finding
 from amp_core.findings.trace_launches import is_in_pieces, launch_remedy, replays_one_graph, with_waits
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
@@ -50,24 +48,24 @@ from amp_core.traces.operators import is_compiled_code
 )
 def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
-    findings = saving_finding(run, "host-bound")
-    remedy = _host_remedy(run, findings[0]) if findings else None
+    findings, saving = saving_finding(run, "host-bound"), reported_saving(run, "host-bound")
+    remedy = _host_remedy(run, saving) if saving is not None else None
     findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) if remedy else f for f in findings]
     return for_what_runs(run, [with_waits(run, f) for f in findings])
 
 
-def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
+def _host_remedy(run: Run, saving: Saving) -> Remedy | None:
     """What to advise for the host of a trace, by what it does while the device waits; None for the guide's advice."""
     on_cuda = str(run.head.config.get("device")).startswith("cuda")
     if passes_sentence(run):
         return FIRST_PASS
-    in_calls = next((kind for kind in _CALLS if CALLS[kind] in finding.title), None)
+    in_calls = saving.host.calls if saving.host.calls in _CALLS else None
     if in_calls == "graphs" and not any(run.head.config.get(name) for name in ("captures", "graph_builds")):
         launches = run.head.config.get("graph_launches")
         return _GRAPH_LAUNCHES if isinstance(launches, int) and launches < MIN_REPLAYS else _MANY_REPLAYS
     if in_calls in (None, "graphs") and captured_anew(run):
         return _CAPTURED_ANEW
-    if in_calls == "graphs" and _BY_COMPILED_CODE in finding.where:
+    if in_calls == "graphs" and _BY_COMPILED_CODE in saving.where:
         return _CAPTURED_BY_COMPILED_CODE
     if in_calls == "allocation":
         return _allocation(run) if on_cuda else replace(_allocation(run), snippet=_WARM_UP)
@@ -78,26 +76,25 @@ def _host_remedy(run: Run, finding: Finding) -> Remedy | None:
     if in_calls is not None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
-    places = finding.where, longest_named(window_rows(run), "host_range")[0]
-    if any(f" in {place} ({IN_FIRST}" in finding.title for place in places):
+    if saving.host.is_in_first_call:
         return _FIRST_CALL
-    if finding.where in COPYING:
+    if saving.where in COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
-    if CREATES.fullmatch(finding.where):
-        return replace(_ON_DEVICE, snippet=created_on_device(finding.where))
-    if _BUILDS.search(finding.where):
+    if CREATES.fullmatch(saving.where):
+        return replace(_ON_DEVICE, snippet=created_on_device(saving.where))
+    if _BUILDS.search(saving.where):
         return _BUILT_ONCE
-    if finding.where in set(window_rows(run)["host_function"]):
-        if _OF_OUTPUT.search(finding.where.rpartition(": ")[2]):
+    if saving.where in set(window_rows(run)["host_function"]):
+        if _OF_OUTPUT.search(saving.where.rpartition(": ")[2]):
             return _IN_OUTPUT
-        if finding.where.endswith(ASLEEP):
+        if saving.where.endswith(ASLEEP):
             return _sleeps(run)
-        if _OF_MODEL.search(finding.where):
+        if _OF_MODEL.search(saving.where):
             return _IN_FORWARD
-        if not _launches_most(run, finding.where):
+        if not _launches_most(run, saving.where):
             return _IN_PYTHON
         return _AROUND_GRAPH if on_cuda and replays_one_graph(run) else _IN_LOOP
-    if is_compiled_code(finding.where):
+    if is_compiled_code(saving.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
         if not isinstance(launches, int):
             return _BEFORE_KERNEL if _is_before_one_kernel(run) else _IN_COMPILED
@@ -213,7 +210,7 @@ def _of_host(run: Run) -> tuple[Saving | None, pd.DataFrame]:
     late = next((c.late_ranks[0] for c in savings.ranked if len(c.late_ranks) == 1), None) if savings else None
     if late is not None:
         windows = windows[windows["rank"] == late]
-    return next((c for c in savings.ranked if c.code == "host-bound"), None) if savings else None, windows
+    return reported_saving(run, "host-bound"), windows
 
 
 def _pause_us(run: Run) -> float:

@@ -21,7 +21,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
     without_ranges,
 )
-from amp_core.analysis.performance.memory_savings import CASTS_BETWEEN, is_accumulating
+from amp_core.analysis.performance.memory_savings import is_accumulating
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -62,11 +62,11 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
     adds = _added_gradients(run)
     findings = [replace(f, advice=f"{f.advice} {adds}") if adds else f for f in findings]
-    if not any(CASTS_BETWEEN in f.title for f in findings):
-        return findings
     savings = possible_savings(run)
     saving = savings.of("memory-bound-kernels") if savings is not None else None
-    if saving is not None and saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
+    if saving is None or not saving.lone_us:
+        return findings
+    if saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
         return [replace(f, advice=f"{_WIDER} {_LONE_CASTS}", snippet=_OF_ITS_TYPE) for f in findings]
     return [replace(f, advice=f"{f.advice} {_LONE_CASTS}") for f in findings]
 

@@ -12,12 +12,10 @@ from amp_core.analysis.performance.kernels import (
     is_matrix,
     kernel_rows,
 )
-from amp_core.analysis.performance.product_savings import MEMORY_BOUNDS, NOT_TAKEN
 from amp_core.analysis.performance.saving import longest_name
-from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, reported_saving, saving_finding
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import Gpu, is_amd
 from amp_core.store.run import Run
@@ -55,14 +53,15 @@ def fp32_products(run: Run) -> list[Finding]:
         "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
         _IN_BF16,
     )
-    if not findings:
+    saving = reported_saving(run, "fp32-products")
+    if saving is None:
         return []
     rows = kernel_rows(run)
     gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), rows["name"]
     is_ampere, tf32_settings = names.str.contains(_SINCE_AMPERE).any(), _tf32_settings(run, gpu)
     if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
         remedies = _fp16_alone()
-    elif is_amd(gpu.name) or not tf32_settings or any(MEMORY_BOUNDS in f.title for f in findings):
+    elif is_amd(gpu.name) or not tf32_settings or saving.memory_bounds:
         remedies = _SIXTEEN_BITS
     elif gpu.takes("bf16") or is_ampere:
         remedies = _SIXTEEN_BITS_OR_TF32
@@ -83,7 +82,8 @@ def fp32_products(run: Run) -> list[Finding]:
     if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
         gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
         told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
-    told = [replace(f, advice=f.advice.replace("would be", "is")) if NOT_TAKEN in f.title else f for f in told]
+    if saving.is_emulated:
+        told = [replace(f, advice=f.advice.replace("would be", "is")) for f in told]
     told = _without_model(rows, [_in_part(run, f) for f in told])
     if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
         return told
@@ -224,8 +224,7 @@ def slow_products(run: Run) -> list[Finding]:
         return [replace(f, advice=in_steps.advice, snippet=in_steps.snippet) for f in findings]
     if not findings or "Here: " in findings[0].advice:  # sizes to pad to
         return findings
-    savings = possible_savings(run)
-    slow = next((c for c in savings.ranked if c.code == "slow-products"), None) if savings else None
+    slow = reported_saving(run, "slow-products")
     is_large = slow is not None and slow.ideal_us >= MIN_LARGE_US
     # Blocks of attention each do the work of some 100 queries; those of a small product may do next to none.
     if slow is not None and "attention" in slow.where and slow.blocks_per_sm is not None:
@@ -237,11 +236,12 @@ def slow_products(run: Run) -> list[Finding]:
         remedy = _ATTENTION_ON_AMD if remedy is _LARGE["attention"] else remedy
     if remedy is _ALIGNED["bmm"] and not _has_softmax(run, findings[0].where):
         remedy = _SMALL_BATCHES
-    if "attention" in findings[0].where and (few := _FEW.search(findings[0].title)) and int(few[1]) < MIN_OF_TILE:
+    made = slow.slowest if slow is not None else None
+    if "attention" in findings[0].where and made is not None and 0 < (made.keys or 0) < MIN_OF_TILE:
         remedy = _PARTS_OF_TILES
     if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
         remedy = _FP32_ATTENTION
-    elif remedy is _LARGE["attention"] and not _USUAL_HEADS.search(findings[0].title):
+    elif remedy is _LARGE["attention"] and (made is None or made.sizes.get("D") not in _USUAL_HEADS):
         remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
     return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
 
@@ -271,8 +271,7 @@ def attention_in_steps(run: Run) -> Remedy:
 
 
 MIN_OF_TILE = 32
-"""Keys or queries below which most of a tile of attention is empty: kernels compute 64 to 128 of them at a time."""
-_FEW = re.compile(r"\b(?:queries|keys) (\d+)\b(?! · keys)")
+"""Keys below which most of a tile of attention is empty: kernels compute 64 to 128 of them at a time."""
 _PARTS_OF_TILES = Remedy(
     "Kernels of attention compute tiles of 64 to 128 queries and keys, of which few are used here, so padding gains "
     "nothing. Give each call more of them, or compute it as multiplications and sums, compiled together: of products, "
@@ -280,7 +279,8 @@ _PARTS_OF_TILES = Remedy(
     "scores = (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1) / q.size(-1) ** 0.5   # in a compiled function\n"
     "y = (scores.softmax(-1).unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)",
 )
-_USUAL_HEADS = re.compile(r"\bD (?:64|128)\b")
+_USUAL_HEADS = (64, 128)
+"""Head sizes for which every kernel of attention is fast."""
 _IN_STEPS = Remedy(
     "Softmax takes long beside products of batches: attention is computed in steps, and each writes and reads all "
     "scores. Compute it in one kernel, which keeps them on the chip; models of transformers that "

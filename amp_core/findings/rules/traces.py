@@ -4,15 +4,13 @@ from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import has_all_ranks
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.idle_savings import GRAPH_START
 from amp_core.analysis.performance.kernels import kernel_rows, mostly_misclocked, numbers_of_import
-from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import SMALL_BATCHES, cpu_waits_for_data, has_small_batches
 from amp_core.findings.snippets import PROFILE
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, reported_saving, saving_finding
 from amp_core.findings.trace_launches import COALESCE
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
@@ -250,16 +248,16 @@ def unexplained_idle(run: Run) -> list[Finding]:
 )
 def kernel_wait(run: Run) -> list[Finding]:
     """`kernel-wait`: idle time of the GPU with work launched."""
-    savings = possible_savings(run)
-    is_late_start = savings is not None and any(c.code == "kernel-wait" and not c.is_sure for c in savings.ranked)
-    findings = saving_finding(run, "kernel-wait")
+    findings, saving = saving_finding(run, "kernel-wait"), reported_saving(run, "kernel-wait")
+    if saving is None:
+        return []
     launches = run.head.config.get("graph_launches")
-    if findings and GRAPH_START in findings[0].title:
+    if saving.waits_for_graph:
         again = isinstance(launches, int) and launches >= MIN_GRAPH_LAUNCHES
         remedy: Remedy | None = _GRAPH_LATE_AGAIN if again else _GRAPH_LATE
     else:
-        remedy = _LATE_START if is_late_start else _ALL_RANKS_RECORDED if has_all_ranks(run) else None
-    if findings and COALESCE in findings[0].title:
+        remedy = _LATE_START if not saving.is_sure else _ALL_RANKS_RECORDED if has_all_ranks(run) else None
+    if saving.waits_in == COALESCE:
         remedy = SORTED_ANEW
     told = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
     return for_what_runs(run, told)

@@ -1,0 +1,333 @@
+"""What a device waits for late launches: how long, and what the host does meanwhile, in words and as `LateHost`.
+
+>>> late_launches(idle, between_us=0.0).host
+LateHost(calls='allocation', is_in_first_call=False, has_longer_gaps=False)
+"""
+
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from amp_core.analysis.performance.idle import Idle, alone_loading_us, copies_of_values, longest_named, longest_of
+from amp_core.analysis.performance.kernels import (
+    TO_HOST,
+    first_calls_of,
+    kernel_rows,
+    optimizer_frac,
+    tiny_copies,
+)
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, LateHost, Saving, time_and_lead
+from amp_core.hardware.kernel_names import COPIES
+from amp_core.store.run import Run
+from amp_core.text.formatting import kernel_in_words, number
+from amp_core.traces.operators import is_compiled_code
+
+MAX_SHORT_US = 30.0
+"""Longer kernels are not named as short ones: a few launches fit into each, so the gaps are not due to their length."""
+SHORT_LEAD_US = 300.0
+"""Before the first kernel of a step Python and the dispatch of operators take less, as between two later ones
+(`amp_core.traces.idle_causes.DISPATCH_US`)."""
+LAUNCH_US = 10.0
+"""Approximate cost of launching a kernel on the host: shorter kernels cannot keep a GPU busy. Decides where the lengths
+of the gaps between kernels are not recorded."""
+
+
+def late_launches(idle: Idle, between_us: float) -> Saving:
+    """What the device waits for launches: with launches that are slow one by one, or for something else. `between_us`
+    of it is told with the collectives that it lies between."""
+    run, windows, basis = idle.run, idle.windows, idle.basis
+    late = _how_long(idle, between_us)
+    kind, calls, call_us = _host_calls(windows, basis)
+    in_calls = call_us >= late.us / 2 > 0
+    in_copies = late.lead_us < late.us / 2 and _is_copying(run, windows, late.us * basis.steps)
+    launch_bound = not in_calls and late.is_slow and not in_copies
+    in_python, python_us = "", late.python_us
+    if launch_bound and python_us >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * basis.cost.step_us):
+        late = late.without_python()
+        in_python = (
+            f"; for {number(python_us / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
+            "but in Python or other code"
+        )
+    column = _host_column(windows)
+    of_op = _Place() if launch_bound or in_calls else _place(run, windows, column, basis)
+    op, in_op = of_op.name, of_op.words
+    in_op += ", which copies and starts no kernel" if in_copies and op in COPYING else ""
+    named_us = call_us if in_calls else longest_named(windows, column)[1] / basis.steps
+    named = windows["host_function_us"].sum() > 0 and not in_calls
+    outside = "" if launch_bound or named else _outside(windows, late.us, basis)
+    are_longer = late.longer_us >= max(MIN_LONGER_FRAC * late.us, MIN_SAVED_FRAC * basis.cost.step_us)
+    are_longer &= launch_bound and _in_most_steps(windows)
+    if are_longer:
+        outside = f", {number(late.longer_us / 1e3, 'ms')} of it in gaps of 0.3 ms and more"
+    if unknown := unknown_host(run):
+        outside = "" if launch_bound or in_calls or named or in_op else unknown
+        are_longer = False
+    is_named = in_calls or in_op or (named and not launch_bound)
+    marked = _Place() if is_named else _marked_place(run, windows, late.us, basis)
+    is_told = basis.unit == "step" or in_calls or in_op or marked.name or outside.startswith(",")
+    gap = "" if is_told else _one_gap(windows, late.us * basis.steps)
+    code = "launch-bound" if launch_bound else "host-bound"
+    if idle.knows_launches:
+        between = _between(idle) if launch_bound and basis.is_long(late.us - late.lead_us) else ""
+        calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
+        before = "" if launch_bound or in_calls else _before(windows, op, basis)
+        if launch_bound and (waits_at_start(windows) or waits_early(windows)):
+            first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
+            between = f", nearly all within its first {first}{between}"
+        what = f"{between}{calling}{in_op}{marked.words}{before}{gap}{outside}{in_python}"
+        why = f" because the host launches too late{what}"
+    else:
+        code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
+    or_waits = " or waits in collectives" if basis.is_long(late.loading_us) else ""
+    where = calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * late.us else ""
+    return Saving(
+        code,
+        late.us,
+        basis.cost.step_us,
+        f"The GPU is idle{or_waits} for {time_and_lead(late.us - late.lead_us, late.lead_us, basis)}{why}",
+        where or "host",
+        lead_us=late.lead_us,
+        before_us=idle.before_us,
+        is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * late.us,
+        copies_values=bool(tiny_copies(run)[0]) and launch_bound,
+        host=LateHost(
+            calls=kind if in_calls else "",
+            is_in_first_call=marked.is_in_first_call or (of_op.is_in_first_call and where == op),
+            has_longer_gaps=are_longer,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Late:
+    """How long a device waits for late launches, microseconds per step."""
+
+    us: float
+    """All of it."""
+    lead_us: float
+    """Its part before the first kernel."""
+    python_us: float
+    """Part of `lead_us` in which the host is in no operator and no call."""
+    dispatch_us: float
+    """Its part in gaps between launches that follow each other at once."""
+    loading_us: float
+    """Its part in collectives that wait for a launch of the own host."""
+    is_slow: bool
+    """Whether launches that are slow one by one are half of it."""
+
+    def without_python(self) -> "_Late":
+        """The same without `python_us`."""
+        us, lead_us = (max(0.0, us - self.python_us) for us in (self.us, self.lead_us))
+        return replace(self, us=us, lead_us=lead_us, python_us=0.0)
+
+    @property
+    def longer_us(self) -> float:
+        """Its part in longer gaps. The time before the first kernel is told apart, if that is long."""
+        return self.us - self.dispatch_us - self.loading_us - (self.lead_us if self.lead_us >= SHORT_LEAD_US else 0.0)
+
+
+def _how_long(idle: Idle, between_us: float) -> _Late:
+    """How long the device waits for late launches, without `between_us`."""
+    windows = idle.windows
+    copying_us, loading_us = idle.of_copies.late_us, alone_loading_us(windows) / idle.basis.steps
+    others_us = idle.us("idle_latency_us", "idle_filling_us", "idle_elsewhere_us")
+    late_us = max(0.0, idle.gaps_us - idle.sync_us - idle.of_copies.sync_us - idle.wait_us - others_us)
+    lead_us = idle.before_us - idle.us("lead_data_us")
+    beside_us = idle.us("idle_profiling_us") + copying_us
+    us = max(0.0, late_us - min(late_us, between_us) + lead_us + loading_us - beside_us)
+    lead_us -= min(lead_us, copying_us)
+    is_long = lead_us >= SHORT_LEAD_US
+    dispatch_us = idle.us("idle_dispatch_us") + (0.0 if is_long else lead_us)
+    known = windows["idle_dispatch_us"].notna().all()  # not in runs that older versions imported
+    is_slow = bool(dispatch_us >= us / 2 if known else _mean_kernel_us(idle.rows) < LAUNCH_US)
+    return _Late(us, lead_us, idle.us("lead_outside_us") if is_long else 0.0, dispatch_us, loading_us, is_slow)
+
+
+def waits_at_start(windows: pd.DataFrame) -> bool:
+    """Whether the device waits for launches in the first part of each window without steps, and its host is ahead of it
+    from then on."""
+    return _waits_until(windows, MAX_START_FRAC)
+
+
+def waits_early(windows: pd.DataFrame) -> bool:
+    """The same of a part that may be most of the window, after which the host is ahead for long."""
+    ahead_us = windows["wall_us"] - windows["late_until_us"].fillna(0.0)
+    return _waits_until(windows, MAX_EARLY_FRAC) and bool((ahead_us >= MIN_AHEAD_US).all())
+
+
+def _waits_until(windows: pd.DataFrame, most_frac: float) -> bool:
+    us = windows["late_until_us"].fillna(0.0)
+    return bool((us > 0).all() and (us <= most_frac * windows["wall_us"]).all() and windows["steps"].isna().all())
+
+
+MAX_START_FRAC, MAX_EARLY_FRAC = 0.25, 0.75
+"""Shares of a window up to which it is its start, and up to which what follows is not a small part."""
+MIN_AHEAD_US = 1000.0
+"""A shorter rest of a window does not tell that its host stays ahead."""
+
+
+def _mean_kernel_us(rows: pd.DataFrame) -> float:
+    """The mean time of a kernel that computes; 0 without any."""
+    computing = rows[rows["category"] != "communication"]
+    return float(computing["total_us"].sum() / max(1.0, computing["count"].sum()))
+
+
+def _between(idle: Idle) -> str:
+    """Between what the gaps of slow launches lie, as part of a sentence: short kernels, copies of values, and the
+    optimizer's kernels if they are most."""
+    mean_us, of_optimizer = _mean_kernel_us(idle.rows), optimizer_frac(idle.rows)
+    kernels = f", between kernels of {mean_us:.1f} µs on average" if 0 < mean_us < MAX_SHORT_US else ""
+    stepping = f", with {100 * of_optimizer:.0f} % of the launches in the optimizer"
+    return f"{kernels}{stepping if of_optimizer >= MIN_OF_OPTIMIZER_FRAC else ''}{copies_of_values(idle.run)}"
+
+
+def unknown_host(run: Run) -> str:
+    """That a trace does not tell what its host does, as part of a sentence; empty if it does."""
+    if run.head.config.get("without_operators") is True:
+        return "; what the host does then is unknown, for no operator was recorded"
+    if run.head.config.get("thinned") is True:
+        return "; what the host does then is unknown, for most operators are missing in the file"
+    return ""
+
+
+def _one_gap(windows: pd.DataFrame, idle_us: float) -> str:
+    """That most of the idle time of a trace without steps is in one piece, as part of a sentence; else empty."""
+    us = float(windows["longest_idle_us"].fillna(0.0).max())
+    if us < MIN_ONE_GAP_FRAC * idle_us or us >= NEARLY_ALL_FRAC * idle_us:
+        return ""
+    return f", {number(us / 1e3, 'ms')} {IN_ONE_GAP}"
+
+
+def _in_most_steps(windows: pd.DataFrame) -> bool:
+    """Whether longer gaps are in most steps, and not in a first one alone; also where that is not known."""
+    known = windows[windows["longer_gap_steps"].notna() & (windows["steps"] > 0)]
+    return known.empty or float(known["longer_gap_steps"].sum()) >= MIN_STEPS_FRAC * float(known["steps"].sum())
+
+
+MIN_STEPS_FRAC = 0.5
+"""Share of the steps with longer gaps from which these are told: fewer are a start, or a step that is told as long."""
+IN_ONE_GAP = "of it in one gap"
+MIN_ONE_GAP_FRAC = 0.5
+"""Share of idle time in one piece from which that is told where nothing else accounts for it."""
+MIN_LONGER_FRAC = 0.3
+"""Share of longer gaps in the idle time of short ones from which they are told apart."""
+
+
+MIN_OF_OPTIMIZER_FRAC = 0.5
+"""Share of the optimizer in the launches from which it is named where the host launches too slowly."""
+MIN_OF_ONE_FRAC = 1 / 3
+"""Share of the time in which the host launches too late from which one operator is the place of the finding."""
+
+
+COPYING = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::cuda")
+"""Operators that copy to the device, or on the host."""
+
+
+def _is_copying(run: Run, windows: pd.DataFrame, host_us: float) -> bool:
+    """Whether the host is in an operator that copies to the device, and starts no kernel, for most of the time in which
+    it launches too late, however short each of the gaps is."""
+    op, us = longest_named(windows, "host_op")
+    if op not in COPYING or us < MIN_OF_PLACE_FRAC * host_us:
+        return False
+    rows = kernel_rows(run, everything=True)
+    rows = rows[(rows["op"] == op) | (rows["top_op"] == op)]
+    return bool((rows["category"].isin(COPIES) & ~rows["name"].str.contains(TO_HOST)).all())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An operator, a function or a range in which the host is while the device waits; one without a name is none."""
+
+    name: str = ""
+    words: str = ""
+    """As part of a sentence."""
+    is_in_first_call: bool = False
+
+
+def _place(run: Run, windows: pd.DataFrame, column: str, basis: Basis, part: str = "of it") -> _Place:
+    """The longest place that a column of names tells, if it is much of the step, with its first calls where these take
+    nearly all of that. `part`: of which time it is."""
+    name, words = longest_of(windows, column, basis, part)
+    us = float(windows[windows[column] == name][f"{column}_us"].sum()) if name else 0.0
+    calls = first_calls_of(run, name, us)
+    return _Place(name, f"{words} (nearly all in its {calls.which})" if calls else words, calls is not None)
+
+
+def _marked_place(run: Run, windows: pd.DataFrame, host_us: float, basis: Basis) -> _Place:
+    """The Python function, or else the range that the program marks, with most of the time in which the host launches
+    too late, where one has half of it."""
+    for column in ("host_function", "host_range"):
+        if longest_named(windows, column)[1] >= MIN_OF_PLACE_FRAC * host_us * basis.steps > 0:
+            return _place(run, windows, column, basis)
+    return _Place()
+
+
+MIN_OF_PLACE_FRAC = 0.5
+"""Share of the time in which the host launches too late from which one function or range is its place."""
+
+
+def _host_column(windows: pd.DataFrame) -> str:
+    """The column that tells more of what the host does: its operators, or the functions of Python."""
+    return "host_function" if windows["host_function_us"].sum() > windows["host_op_us"].sum() else "host_op"
+
+
+def _in_calls(run: Run, windows: pd.DataFrame, kind: str, calls: str, call_us: float, basis: Basis) -> str:
+    """The part of the sentence on calls into the runtime, with the operator that most of them are in, and the operator
+    in which the host is longest beside them."""
+    sentence = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})"
+    calling, its_us = longest_named(windows, "host_call_op")
+    if calling and its_us / basis.steps >= MOST_OF_CALLS_FRAC * call_us:
+        sentence += f"{'' if its_us / basis.steps >= NEARLY_ALL_FRAC * call_us else ', most'} in {calling}"
+    return f"{sentence}{_place(run, windows, 'host_rest_op', basis, 'beside these calls').words}"
+
+
+MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC = 0.5, 0.95
+"""Shares of the time of calls from which the operator that they are in is named, and from which all of them are."""
+
+
+def _outside(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
+    """The part of the sentence on the time in which the host is in no operator; empty if it is little."""
+    us = basis.each_us(windows["host_outside_us"].fillna(0.0))
+    if us < max(MIN_OUTSIDE_FRAC * host_us, MIN_SAVED_FRAC * basis.cost.step_us):
+        return ""
+    return f", {number(us / 1e3, 'ms')} of it in no operator"
+
+
+def _before(windows: pd.DataFrame, op: str, basis: Basis) -> str:
+    """The kernel whose late launch ends most of the longer gaps, as part of a sentence, where the operator says no more
+    than that the host is in compiled code; else empty."""
+    kernel, us = longest_named(windows, "host_kernel")
+    if not is_compiled_code(op) or us < MIN_BEFORE_FRAC * longest_named(windows, "host_op")[1]:
+        return ""
+    return f", {number(us / basis.steps / 1e3, 'ms')} of it before {kernel_in_words(kernel)}"
+
+
+MIN_BEFORE_FRAC = 0.5
+"""Share of the time in compiled code from which the kernel is named before which the device waits."""
+MIN_OUTSIDE_FRAC = 0.2
+"""Share of the time in which the host launches too late from which the part in no operator is told."""
+
+
+CALLS = {
+    "allocation": "allocating or freeing memory",
+    "uncached": "allocating and freeing memory without a cache",
+    "compiling": "compiling and starting operators",
+    "torch.compile": "compiling code",
+    "loading": "launching or loading kernels",
+    "graphs": "building or launching graphs",
+    "copies": "starting copies and fills",
+    "setup": "setting up the device",
+    "other": "in calls",
+}
+"""What the host does in calls into the device's runtime, by their kind."""
+
+
+def _host_calls(windows: pd.DataFrame, basis: Basis) -> tuple[str, str, float]:
+    """The kind of runtime calls in which the host spends most of the time in which it should launch, the names of the
+    longest of them, and their time per step in microseconds."""
+    us = windows[windows["host_call_kind"] != ""].groupby("host_call_kind")["host_call_us"].sum() / basis.steps
+    if us.empty:
+        return "", "", 0.0
+    kind = str(us.idxmax())
+    longest = windows[windows["host_call_kind"] == kind].sort_values("host_call_us").iloc[-1]
+    return kind, str(longest["host_call"]), float(us.max())
