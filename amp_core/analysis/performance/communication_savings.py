@@ -185,7 +185,7 @@ def late_rank_saving(run: Run, unit: str) -> Saving | None:
     at_least, of_these = _of_some_ranks(run)
     idle, held = _idle_of_late(windows, named, shown["rank"].tolist(), steps, unit)
     idle = "" if holds_collectives_alone(run) else f"{idle}; "
-    slower = slower_gpus(windows, named) if set(held) != set(named) else 0.0
+    slower = slower_gpus(windows, named, theirs_us * steps) if set(held) != set(named) else 0.0
     theirs = windows[~windows["rank"].isin(named)]
     hosts_us = float(theirs["host_us"].sum()) / others / steps
     lag = host_lag(rows, named)
@@ -243,13 +243,16 @@ MAX_GROWTH_RATIO = 1.25
 be the cause."""
 MIN_SLOWER_RATIO = 1.3
 """A GPU that takes that many times as long for as many kernels is slower: others' sizes differ by less."""
+MIN_OF_WAITING_FRAC = 0.25
+"""Share of the waiting in what the late ranks' kernels take longer from which that is what makes them late."""
 MAX_LAUNCHES_SPREAD = 0.1
 """Difference of the ranks' numbers of kernels, as a share of their mean, up to which they do the same."""
 
 
-def slower_gpus(windows: pd.DataFrame, late: list[int]) -> float:
+def slower_gpus(windows: pd.DataFrame, late: list[int], waited_us: float) -> float:
     """How many times as long as the others' the kernels of the late ranks take, without communication, if all ranks
-    launch as many; 0 where they do not, or take about as long."""
+    launch as many and this is much of the `waited_us` that another rank waits; 0 where it is not, or they take about
+    as long."""
     sums = windows.groupby("rank")[["kernel_us", "communication_us", "launches"]].sum()
     launches, own_us = sums["launches"], sums["kernel_us"] - sums["communication_us"]
     is_late = sums.index.isin(late)
@@ -258,8 +261,9 @@ def slower_gpus(windows: pd.DataFrame, late: list[int]) -> float:
         or launches.max() - launches.min() > MAX_LAUNCHES_SPREAD * launches.mean()
     ):
         return 0.0
-    ratio = float(own_us[is_late].min() / max(float(own_us[~is_late].mean()), 1e-3))
-    return ratio if ratio >= MIN_SLOWER_RATIO else 0.0
+    late_us, others_us = float(own_us[is_late].min()), float(own_us[~is_late].mean())
+    ratio = late_us / max(others_us, 1e-3)
+    return ratio if ratio >= MIN_SLOWER_RATIO and late_us - others_us >= MIN_OF_WAITING_FRAC * waited_us else 0.0
 
 
 MIN_BUSIER_RATIO, MAX_BUSIEST_FRAC = 1.5, 0.5
