@@ -497,6 +497,13 @@ TABLES: dict[str, Table] = {
                     "operator was recorded",
                 ),
                 _column(
+                    "host_between",
+                    "s",
+                    "the two operators, one after the other, between which the longest of host_outside_us is; "
+                    "`torch.tensor` for those of that function; null without such operators",
+                ),
+                _column("host_between_us", "f", "how much of host_outside_us is between these operators"),
+                _column(
                     "alone_loading_us",
                     "f",
                     "part of communication_alone_us in which the host stays in one launch, as the first of a kernel",

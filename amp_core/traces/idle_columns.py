@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.traces import intervals as times
+from amp_core.traces.between_operators import longest_between
 from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, longest_in
 from amp_core.traces.gpu_work import TO_HOST
@@ -91,6 +92,7 @@ def idle_columns(
         "host_call_op": _op_of_calls(trace, calling),
         "host_rest_op": longest_op(events, host, rest),
         "host_range": range_of(events, late, spans.low, spans.high),
+        "host_between": longest_between(events, host, outside_operators(events, host, rest)),
         "longer_function": longest_function(events, host, causes.host),
     }
     longest["host_kernel"] = _longest_before(trace, selected, causes)

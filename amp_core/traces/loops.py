@@ -193,6 +193,13 @@ def _one_pass(names: npt.NDArray[Any], period: int) -> npt.NDArray[Any]:
 
 def _operators(events: TraceEvents, host: Host) -> npt.NDArray[np.int64]:
     """The operators that the loop's thread calls itself, in order, without those that load data and the optimizer's."""
+    operators = outermost_operators(events, host)
+    own = np.asarray(events.spans.thread)[operators] == host.loop_thread
+    return operators[own & ~np.isin(host.region_of_span[operators], (DATA, OPTIMIZER, WATCH))]
+
+
+def outermost_operators(events: TraceEvents, host: Host) -> npt.NDArray[np.int64]:
+    """The operators that no other one calls, as indices of spans, in the order in which they start."""
     spans = events.spans
     if not len(spans):
         return np.zeros(0, dtype=np.int64)
@@ -200,8 +207,7 @@ def _operators(events: TraceEvents, host: Host) -> npt.NDArray[np.int64]:
     name = np.asarray(spans.name)
     is_op = (np.asarray(spans.kind) == OP) & ~ranges[name]
     called = (host.parent >= 0) & is_op[np.maximum(host.parent, 0)]
-    is_op &= ~called & (np.asarray(spans.thread) == host.loop_thread)
-    chosen = np.flatnonzero(is_op & ~np.isin(host.region_of_span, (DATA, OPTIMIZER, WATCH)))
+    chosen = np.flatnonzero(is_op & ~called)
     return chosen[np.argsort(np.asarray(spans.start)[chosen], kind="stable")]
 
 

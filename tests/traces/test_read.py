@@ -124,6 +124,8 @@ def test_the_window_adds_up(tmp_path, layout):
         "host_rest_op": "aten::linear",
         "host_rest_op_us": 80.0,
         "host_outside_us": 8.0,
+        "host_between": None,
+        "host_between_us": 0,
         "alone_loading_us": 0,
         "lead_us": 0,
         "lead_data_us": 0,

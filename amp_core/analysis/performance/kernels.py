@@ -32,7 +32,16 @@ _NUMBERS = (
     "causal_count",
 )
 _FUNCTIONS = ("host_function", "data_function", "longer_function")
-_HOST_TEXTS = ("host_op", "host_call", "host_call_kind", "host_call_op", "host_rest_op", "host_kernel", "host_range")
+_HOST_TEXTS = (
+    "host_op",
+    "host_call",
+    "host_call_kind",
+    "host_call_op",
+    "host_rest_op",
+    "host_kernel",
+    "host_range",
+    "host_between",
+)
 _WINDOW_NUMBERS = (
     "step",
     "steps",
@@ -86,6 +95,7 @@ _WINDOW_NUMBERS = (
     "idle_wait_op_us",
     "idle_wait_sync_us",
     "host_outside_us",
+    "host_between_us",
     "alone_loading_us",
     "longest_idle_us",
     "longer_gap_steps",

@@ -20,6 +20,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, LateHost
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number
+from amp_core.traces.between_operators import NEW_TENSOR
 from amp_core.traces.operators import is_compiled_code
 
 MAX_SHORT_US = 30.0
@@ -93,6 +94,7 @@ def late_launches(idle: Idle, between_us: float) -> Saving:
         host=LateHost(
             calls=kind if in_calls else "",
             is_in_first_call=marked.is_in_first_call or (of_op.is_in_first_call and where == op),
+            builds_tensors=bool(outside) and longest_named(windows, "host_between")[0] == NEW_TENSOR,
             has_longer_gaps=are_longer,
         ),
     )
@@ -290,7 +292,13 @@ def _outside(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
     us = basis.each_us(windows["host_outside_us"].fillna(0.0))
     if us < max(MIN_OUTSIDE_FRAC * host_us, MIN_SAVED_FRAC * basis.cost.step_us):
         return ""
-    return f", {number(us / 1e3, 'ms')} of it in no operator"
+    told = f", {number(us / 1e3, 'ms')} of it in no operator"
+    place, its_us = longest_named(windows, "host_between")
+    its_us /= basis.steps
+    if its_us < MIN_BETWEEN_FRAC * us:
+        return told
+    between = "in torch.tensor, which reads Python's values one by one" if place == NEW_TENSOR else f"between {place}"
+    return f"{told}, {number(its_us / 1e3, 'ms')} of that {between}"
 
 
 def _before(windows: pd.DataFrame, op: str, basis: Basis) -> str:
@@ -302,6 +310,8 @@ def _before(windows: pd.DataFrame, op: str, basis: Basis) -> str:
     return f", {number(us / basis.steps / 1e3, 'ms')} of it before {kernel_in_words(kernel)}"
 
 
+MIN_BETWEEN_FRAC = 0.5
+"""Share of the time in no operator between two operators from which these are told."""
 MIN_BEFORE_FRAC = 0.5
 """Share of the time in compiled code from which the kernel is named before which the device waits."""
 MIN_OUTSIDE_FRAC = 0.2

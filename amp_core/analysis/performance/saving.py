@@ -58,6 +58,8 @@ class LateHost:
     others."""
     is_in_first_call: bool = False
     """Whether nearly all of its time in the place that is named is in the first calls of that."""
+    builds_tensors: bool = False
+    """Whether most of its time in no operator is in `torch.tensor`."""
     has_longer_gaps: bool = False
     """Of launches that are slow one by one: whether much of the time is in longer gaps."""
 

@@ -101,6 +101,8 @@ def _host_remedy(run: Run, saving: Saving) -> Remedy | None:
         if is_in_pieces(run):
             return IN_PIECES
         return _BETWEEN_REPLAYS if isinstance(calls, int) and launches <= calls else _IN_GRAPHS
+    if saving.host.builds_tensors:
+        return _FROM_VALUES
     if run.head.config.get("thinned") is True:
         return _THINNED
     if _in_many_operators(run):
@@ -192,7 +194,7 @@ def _are_compiled_ahead(run: Run) -> bool:
 
 def _in_many_operators(run: Run) -> bool:
     """Whether the host is in operators while the device waits, in each step or a later one than the first, and in none
-    of them for long."""
+    of them for long that launches nothing."""
     saving, windows = _of_host(run)
     steps = float(windows["steps"].sum())
     is_later = windows["step"].min() > 0  # for which the program has warmed up
@@ -200,8 +202,10 @@ def _in_many_operators(run: Run) -> bool:
         return False
     us = saving.saved_us * steps
     outside_us = float(windows["host_outside_us"].fillna(0.0).sum())
-    named_us = max(longest_named(windows, column)[1] for column in ("host_op", "host_function"))
-    return named_us < MIN_OF_ONE_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
+    (op, op_us), (_, function_us) = (longest_named(windows, column) for column in ("host_op", "host_function"))
+    if kernel_rows(run)[["op", "top_op"]].eq(op).any(axis=None):  # its calls launch
+        op_us = 0.0
+    return max(op_us, function_us) < MIN_OF_ONE_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
 
 
 def _of_host(run: Run) -> tuple[Saving | None, pd.DataFrame]:
@@ -276,6 +280,11 @@ CREATES = re.compile(
 )
 """Operators that create a tensor, and so can do it on the device, and torch's functions of that name in stacks."""
 _ON_DEVICE = Remedy("The host creates tensors in this operator while the GPU waits. Create them on the device.")
+_FROM_VALUES = Remedy(
+    "The host builds tensors from Python's values while the device waits, one value after the other. Build what stays "
+    "the same once, before the loop, and keep it on the device; give what changes as NumPy arrays.",
+    "table = torch.tensor(values, device=device)   # once, before the loop\nx = torch.from_numpy(array)",
+)
 _FUNCTIONS = {"normal": "randn", "uniform": "rand"}
 """Functions of torch that call an operator of another name."""
 _OF_SHAPE = ("rand", "randn", "zeros", "ones")
