@@ -5,10 +5,12 @@ app = app_test("pages/loss_scale.py", run="run/a").run()
 
 import ast
 import functools
+from pathlib import Path
 from typing import Any
 
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.pages_manager import PagesManager
+from streamlit.runtime.scriptrunner.script_cache import ScriptCache
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
@@ -19,6 +21,18 @@ OVERVIEW = "pages/run_overview.py"
 # An AppTest looks for components in the metadata of every installed package, which takes longer than most pages do. The
 # packages do not change, so one scan is enough.
 manifest_scanner.scan_component_manifests = functools.cache(manifest_scanner.scan_component_manifests)
+
+# Each AppTest compiles the app and its pages, which do not change either.
+_compiled = ScriptCache.get_bytecode
+_of_checkout = functools.cache(functools.partial(_compiled, ScriptCache()))
+
+
+def _get_bytecode(cache: ScriptCache, script_path: str) -> Any:
+    own = Path(script_path).is_relative_to(ROOT)
+    return _of_checkout(script_path) if own else _compiled(cache, script_path)
+
+
+ScriptCache.get_bytecode = _get_bytecode  # type: ignore[method-assign]
 
 # Until the first `st.navigation` of a process, Streamlit takes each file in pages/ for a page, and opens it without
 # app.py.

@@ -15,7 +15,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from amp_core import jobs
-from pages.parts import warm_up
+from pages.parts import release_memory, warm_up
 from pages.parts.library import run_list, run_table
 from tests.app_test import OVERVIEW, app_test
 
@@ -41,6 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     # Rows that are read later would depend on the machine's speed.
     monkeypatch.setattr(run_table, "READING_TIMEOUT_S", 600.0)
     monkeypatch.setattr(warm_up, "analyse_other_pages", lambda run: None)  # each test analyses its own runs
+    monkeypatch.setattr(release_memory, "collect_soon", lambda: None)  # it is of the whole process, once a second
     return where
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_core import RunError, diagnose, findings, load_run
+from amp_core import Run, RunError, diagnose, findings, load_run
 from amp_core.__main__ import main
-from amp_core.findings import GUIDE, diagnosis
+from amp_core.cli import diagnose as command
+from amp_core.findings import GUIDE, Finding, diagnosis
 from amp_core.findings.registry import RULES
 from amp_core.report import report_html
 from amp_core.text.formatting import scale, sentence
@@ -54,16 +55,19 @@ def diagnosis_of(folder):
 
 
 @contextlib.contextmanager
-def one_diagnosis() -> Iterator[None]:
-    """Within, the command diagnoses a run once: what it prints is of the same findings as its JSON."""
-    made = []
+def one_diagnosis(run: Run, found: list[Finding]) -> Iterator[None]:
+    """Within, the command opens this run, which has these findings, and diagnoses it no second time."""
 
-    def once(run, baseline=None):
-        if not made:
-            made.append(diagnose(run, baseline))
-        return made[0]
+    def opened(folder):
+        assert Path(folder) == run.path
+        return run
+
+    def once(other, baseline=None):
+        assert other is run and baseline is None
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "load_run", opened)
         patch.setattr(findings, "diagnose", once)
         yield
 
@@ -97,8 +101,9 @@ def check_pages(open_app, chain, pages):
 def check_texts(folder, capsys, *, in_report=True):
     """The command, its JSON and the report say the same as the diagnosis, which is returned."""
     run = load_run(folder).salvaged()
-    chain = diagnosis(run, diagnose(run))
-    with one_diagnosis():
+    found = diagnose(run)
+    chain = diagnosis(run, found)
+    with one_diagnosis(run, found):
         assert main(["diagnose", str(folder), "--json"]) == 0
         record = json.loads(capsys.readouterr().out)["diagnosis"]
         assert chain.cause is None or main(["diagnose", str(folder)]) == 0

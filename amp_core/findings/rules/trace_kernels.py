@@ -58,8 +58,11 @@ from amp_core.text.formatting import kernel_in_words, percent
 )
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
+    found = _memory_bound(run)
+    if not found:
+        return []
     here = _fp64(run)
-    findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
+    findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in found]
     adds = _added_gradients(run)
     findings = [replace(f, advice=f"{f.advice} {adds}") if adds else f for f in findings]
     savings = possible_savings(run)
