@@ -55,7 +55,8 @@ def late_launches(idle: Idle, between_us: float) -> Saving:
     in_op += ", which copies and starts no kernel" if in_copies and op in COPYING else ""
     named_us = call_us if in_calls else longest_named(windows, column)[1] / basis.steps
     named = windows["host_function_us"].sum() > 0 and not in_calls
-    outside = "" if launch_bound or named else _outside(windows, late.us, basis)
+    in_none = _Place() if launch_bound or named else _outside(windows, late.us, basis)
+    outside = in_none.words
     are_longer = late.longer_us >= max(MIN_LONGER_FRAC * late.us, MIN_SAVED_FRAC * basis.cost.step_us)
     are_longer &= launch_bound and _in_most_steps(windows)
     if are_longer:
@@ -94,7 +95,7 @@ def late_launches(idle: Idle, between_us: float) -> Saving:
         host=LateHost(
             calls=kind if in_calls else "",
             is_in_first_call=marked.is_in_first_call or (of_op.is_in_first_call and where == op),
-            builds_tensors=bool(outside) and longest_named(windows, "host_between")[0] == NEW_TENSOR,
+            builds_tensors=in_none.name == NEW_TENSOR,
             has_longer_gaps=are_longer,
         ),
     )
@@ -287,18 +288,19 @@ MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC = 0.5, 0.95
 """Shares of the time of calls from which the operator that they are in is named, and from which all of them are."""
 
 
-def _outside(windows: pd.DataFrame, host_us: float, basis: Basis) -> str:
-    """The part of the sentence on the time in which the host is in no operator; empty if it is little."""
+def _outside(windows: pd.DataFrame, host_us: float, basis: Basis) -> _Place:
+    """The time in which the host is in no operator, with the operators around it; none if it is little."""
     us = basis.each_us(windows["host_outside_us"].fillna(0.0))
     if us < max(MIN_OUTSIDE_FRAC * host_us, MIN_SAVED_FRAC * basis.cost.step_us):
-        return ""
+        return _Place()
     told = f", {number(us / 1e3, 'ms')} of it in no operator"
     place, its_us = longest_named(windows, "host_between")
     its_us /= basis.steps
     if its_us < MIN_BETWEEN_FRAC * us:
-        return told
+        return _Place("", told)
     between = "in torch.tensor, which reads Python's values one by one" if place == NEW_TENSOR else f"between {place}"
-    return f"{told}, {number(its_us / 1e3, 'ms')} of that {between}"
+    part = "" if its_us >= NEARLY_ALL_FRAC * us else f"{number(its_us / 1e3, 'ms')} of that "
+    return _Place(place, f"{told}, {part}{between}")
 
 
 def _before(windows: pd.DataFrame, op: str, basis: Basis) -> str:
