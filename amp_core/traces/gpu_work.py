@@ -65,7 +65,8 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
     call = _calls(work, calls)
     known = call >= 0
     start = np.asarray(work.start)
-    op, module, region = (np.full(len(work), fill) for fill in (-1, -1, 0))
+    op, module = np.full((2, len(work)), -1, np.int32)
+    region = np.zeros(len(work), np.int8)
     launched, returned, in_graph = start.copy(), start.copy(), np.zeros(len(work), dtype=bool)
     if len(calls):
         graphs = np.array([_GRAPH_LAUNCH.search(text) is not None for text in events.texts], dtype=bool)

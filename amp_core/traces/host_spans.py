@@ -92,11 +92,11 @@ def outside_operators(events: TraceEvents, host: Host, spans: times.Intervals) -
     if OP not in events.spans.kind or not len(spans[0]):
         return times.NONE
     outermost = (np.asarray(events.spans.kind) == OP) & (host.parent < 0)
-    start, end = (
-        np.concatenate([np.asarray(of_spans)[outermost], np.asarray(of_calls)])
-        for of_spans, of_calls in ((events.spans.start, events.calls.start), (events.spans.end, events.calls.end))
-    )
-    return times.without(spans, times.union(start, end))
+    # One after the other: both together take eighty megabytes in a trace of a gigabyte.
+    in_ops = times.union(np.asarray(events.spans.start)[outermost], np.asarray(events.spans.end)[outermost])
+    outside = times.without(spans, in_ops)
+    del in_ops
+    return times.without(outside, times.union(np.asarray(events.calls.start), np.asarray(events.calls.end)))
 
 
 NO_OPERATOR = "no operator"

@@ -86,6 +86,9 @@ from amp_core.traces.window_rows import window_rows
 MIN_RECORDS_PER_OPERATOR = 1.5
 """Calls that record an event, per operator and range, from which each of these has a pair of them."""
 
+MAX_ROWS_AT_A_TIME = 10_000
+"""Rows that are written at a time: four copies of them are in memory meanwhile."""
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -294,8 +297,9 @@ class Trace:
         }
         for table in tables or columns:
             rows = columns[table]
-            if rows and rows[next(iter(rows))]:
-                writer.append(table, rows)
+            count = len(rows[next(iter(rows))]) if rows else 0
+            for low in range(0, count, MAX_ROWS_AT_A_TIME):
+                writer.append(table, {name: values[low : low + MAX_ROWS_AT_A_TIME] for name, values in rows.items()})
 
 
 def read_trace(
@@ -353,17 +357,13 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     drop_steps_without_work(host, linked)
     cut_last_step(events, host)
     without_work = launches_without_work(events)
-    # Operators of an NPU's work are numbered here, where work is linked to them.
-    numbers = [
-        np.asarray(column, dtype=np.int64)
-        for column in (events.spans.external, events.calls.correlation, events.work.correlation)
-    ]
-    thinned = events.accelerator != "npu" and is_thinned(numbers[0])
-    left = sampled(*numbers) if thinned else None
+    thinned, left = _what_is_left(events)
     loop = operator_loop(events, host)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, linked, clock)
+    steps = step_rows(events, host, times, clock)
+    del clock  # ten megabytes in a trace of a gigabyte
     windows = trace_windows(events, host, linked, times)
     inside = launch_windows(windows, linked)
     queued_us = _queued_us(events, linked)
@@ -380,7 +380,6 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         names = dict.fromkeys(events.work.device, amd_name(None, None, None))
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
-    steps = step_rows(events, host, times, clock)
     memory = memory_rows(events, host, accelerator)
     add_step_memory(steps, memory)
     distributed = stream.head.get("distributedInfo")
@@ -473,6 +472,17 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         converted=events.converted,
         invalid=events.invalid,
     )
+
+
+def _what_is_left(events: TraceEvents) -> tuple[bool, Sampled | None]:
+    """Whether most operators were removed from the trace, and what is left of it then."""
+    # Operators of an NPU's work are numbered here, where work is linked to them.
+    numbers = [
+        np.asarray(column, dtype=np.int64)
+        for column in (events.spans.external, events.calls.correlation, events.work.correlation)
+    ]
+    thinned = events.accelerator != "npu" and is_thinned(numbers[0])
+    return thinned, sampled(*numbers) if thinned else None
 
 
 def _queued_us(events: TraceEvents, linked: LinkedWork) -> float:

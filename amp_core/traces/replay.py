@@ -158,8 +158,9 @@ class Replay:
         """By how much it ends sooner with shorter work, and `without` some of the host's waits."""
         sooner = array("d", bytes(8 * len(self.order)))  # by work, when it ends
         host_sooner, at = 0.0, 0
-        wait_ends, waited_for, left_out = self.wait_ends.tolist(), self.waited_for.tolist(), without.tolist()
-        lengths, wait_slacks = self.wait_us.tolist(), self.wait_slack_us.tolist()
+        # As memory views, which make a number of Python's only when it is read.
+        wait_ends, waited_for, left_out = memoryview(self.wait_ends), memoryview(self.waited_for), memoryview(without)
+        lengths, wait_slacks = memoryview(self.wait_us), memoryview(self.wait_slack_us)
         columns = (
             shorter_us[self.order],
             self.launched,
