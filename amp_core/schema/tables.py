@@ -329,6 +329,7 @@ TABLES: dict[str, Table] = {
                     "results that it works on; null outside operators",
                 ),
                 _column("unwaited_op_us", "f", "how long it waited there"),
+                _column("unwaited_alone_us", "f", "as unwaited_us, without the waits in unwaited_op alone"),
                 _column(
                     "optimizer_sooner_us",
                     "f",

@@ -165,3 +165,11 @@ def longest_in(trace: LinkedTrace, us_of_call: times.Floats) -> tuple[str | None
         us[name] = us.get(name, 0.0) + float(us_of_call[call])
     longest = max(us, key=lambda name: us[name], default="")
     return longest or None, us.get(longest, 0.0)
+
+
+def is_in(trace: LinkedTrace, name: str | None, calls: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which of these calls are in an operator of that name; None is in none."""
+    op, found = trace.host.op_of_call, calls.copy()
+    for call in np.flatnonzero(calls).tolist():
+        found[call] = (trace.events.texts[trace.events.spans.name[op[call]]] if op[call] >= 0 else None) == name
+    return found

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from amp_core.traces import intervals as times
 from amp_core.traces.between_operators import longest_between
 from amp_core.traces.collect import LONG_CALL_US
-from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, longest_in
+from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, is_in, longest_in
 from amp_core.traces.gpu_work import TO_HOST
 from amp_core.traces.host_spans import launches_in, longest_function, longest_op, outside_operators, profiling_us
 from amp_core.traces.idle_causes import DISPATCH_US, IdleCauses, idle_causes, long_launches
@@ -113,7 +113,9 @@ def idle_columns(
         "idle_wait_op": longest_in(trace, held_us),
         "unwaited_op": longest_in(trace, unwaited_us),
     }
-    columns: dict[str, Any] = {}
+    columns: dict[str, Any] = {
+        "unwaited_alone_us": replay.unwaited_us(is_in(trace, longest["unwaited_op"][0], delays)[long])
+    }
     for column, (name, us) in longest.items():
         columns |= {column: name, f"{column}_us": us}
     return columns | {

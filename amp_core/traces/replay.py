@@ -51,8 +51,10 @@ class Replay:
     last: Places
     """The last work of each stream with much work, and how long before the end of all of these it ends."""
     last_slack_us: Floats
+    wait_order: npt.NDArray[np.int64]
+    """Places of the host's waits in the arrays that it is made of, in the order in which they end."""
     wait_ends: Floats
-    """When the host's waits end, in order."""
+    """When they end."""
     wait_us: Floats
     waited_for: Places
     """The work that ended last before each of these; -1 is none."""
@@ -125,6 +127,7 @@ class Replay:
             other_slack_us=(latest - other_end).clip(min=0.0),
             last=last,
             last_slack_us=ends[last].max(initial=-np.inf) - ends[last],
+            wait_order=of_wait,
             wait_ends=waits[1][of_wait],
             wait_us=(waits[1] - waits[0])[of_wait],
             waited_for=waited_for,
@@ -137,9 +140,11 @@ class Replay:
         sooner, by so many microseconds."""
         return self._sooner_us(shorter_us, np.zeros_like(self.in_wait)) if shorter_us.any() else 0.0
 
-    def unwaited_us(self) -> float:
-        """By how much it ends sooner where the host waits in none of the calls that only wait."""
-        return self._sooner_us(np.zeros(len(self.order)), self.in_wait) if self.in_wait.any() else 0.0
+    def unwaited_us(self, of: Bools | None = None) -> float:
+        """By how much it ends sooner where the host waits in none of the calls that only wait; in none `of` them, as
+        places in the waits that it is made of."""
+        without = self.in_wait if of is None else self.in_wait & of[self.wait_order]
+        return self._sooner_us(np.zeros(len(self.order)), without) if without.any() else 0.0
 
     def without_host_us(self, spans: times.Intervals) -> float:
         """By how much it ends sooner at most where the host, after the first launch, takes no time for what it does in

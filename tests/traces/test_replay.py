@@ -59,6 +59,16 @@ def test_a_host_that_does_not_wait_launches_ahead():
     assert replay_of(*unknown, waits=[(-500, 20)]).unwaited_us() == 0
 
 
+def test_a_wait_that_follows_another_takes_its_place():
+    """Two waits for the same work: without one of them the host waits as long in the other."""
+    work = [(150 * step + 50, 150 * step + 150, 150 * step + 48) for step in range(3)]
+    waits = [(150 * step + at, 150 * step + at + 2 + 98 * (at == 52)) for step in range(3) for at in (52, 153)]
+    replay = replay_of(*work, waits=waits)
+    first = np.arange(len(waits)) % 2 == 0
+    assert replay.unwaited_us() > 0 == replay.unwaited_us(np.zeros(len(waits), dtype=bool))
+    assert replay.unwaited_us(first) < replay.unwaited_us() / 2
+
+
 def test_long_calls_hold_up_nothing_that_waited_for_work_which_had_ended_before():
     """After each wait the launch of a graph takes 40 us."""
     work = [(150 * step + 50, 150 * step + 150, 150 * step + 48) for step in range(3)]

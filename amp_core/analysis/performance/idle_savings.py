@@ -67,14 +67,17 @@ def _after_syncs(idle: Idle) -> Saving:
     number_of = _number_of_syncs(number)
     of_values = copies_of_values(idle.run)
     what = f"The GPU is idle for {idle.basis.taken(us)} after {number_of} with the host{in_syncs}{of_values}"
-    sooner_us = min(idle.gaps_us, idle.us("unwaited_us"))
+    sooner_us, alone_us = min(idle.gaps_us, idle.us("unwaited_us")), math.inf
     if sooner_us >= MIN_AHEAD_RATIO * us and idle.basis.is_long(sooner_us) and not idle.of_copies.sync_us:
         us = sooner_us
         where, _ = longest_named(idle.windows, "unwaited_op")
+        if idle.windows["unwaited_alone_us"].notna().all():  # not in runs of older versions
+            alone_us = idle.us("unwaited_alone_us")
         in_syncs = "" if not where else f" ({where})" if number == 1 else f", the longest in {where}"
         what = f"The host launches late after {number_of}{in_syncs}: without these waits it would be ahead of the GPU"
     where = where or "synchronizing calls"
-    return Saving("host-syncs", us, idle.basis.cost.step_us, what, where, copies_values=bool(of_values))
+    saving = Saving("host-syncs", us, idle.basis.cost.step_us, what, where, copies_values=bool(of_values))
+    return replace(saving, alone_us=alone_us)
 
 
 MIN_AHEAD_RATIO = 1.25

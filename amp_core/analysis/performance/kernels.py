@@ -109,6 +109,7 @@ _WINDOW_NUMBERS = (
     *REACHES,
     "unwaited_us",
     "unwaited_op_us",
+    "unwaited_alone_us",
     "optimizer_sooner_us",
 )
 

@@ -136,6 +136,8 @@ class Saving:
     """Of products in FP32 and TF32: whether memory, and not arithmetic, bounds most of them."""
     is_emulated: bool = False
     """Of the same: whether most of them are of inputs in BF16, which the tensor cores of the GPU do not take."""
+    alone_us: float = np.inf
+    """Of late launches after waits: what the step gains without those in `where` alone; infinite if not known."""
     copies_values: bool = False
     """Of idle time: whether values are copied to the host one by one."""
     host: LateHost = LateHost()

@@ -14,7 +14,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.hardware import MIN_REPORTED_FRAC
 from amp_core.findings.signals import call_orders, last_step, on_gpu
 from amp_core.findings.snippets import FIND_WAITS, LAUNCH_BEFORE_WAITS, TIME_BY_EVENTS
-from amp_core.findings.trace_findings import saving_finding, trains
+from amp_core.findings.trace_findings import reported_saving, saving_finding, trains
 from amp_core.findings.trace_launches import (
     COALESCE,
     find_waits,
@@ -23,7 +23,7 @@ from amp_core.findings.trace_launches import (
     waits_for_events,
 )
 from amp_core.store.run import Run
-from amp_core.text.formatting import mean_count
+from amp_core.text.formatting import mean_count, number
 
 MAX_IDLE_FRAC = 0.5
 """A GPU that is idle for longer than it is busy is not bound by its arithmetic."""
@@ -94,10 +94,10 @@ def _idle_share(run: Run, rows: pd.DataFrame) -> float | None:
         return float(idle.sum() / windows["wall_us"].sum())
     steps = attempts(run)
     wall = 0.0
-    for first, number in rows[["step", "steps"]].drop_duplicates().to_numpy():
+    for first, marked in rows[["step", "steps"]].drop_duplicates().to_numpy():
         if np.isfinite(first):
-            number = number if np.isfinite(number) else 1
-            wall += float(steps[steps["step"].between(first, first + number - 1)]["step_ms"].sum()) * 1000
+            marked = marked if np.isfinite(marked) else 1
+            wall += float(steps[steps["step"].between(first, first + marked - 1)]["step_ms"].sum()) * 1000
     return max(0.0, 1 - float(rows["total_us"].sum()) / wall) if wall > 0 else None
 
 
@@ -219,8 +219,22 @@ def _syncs_of_trace(run: Run) -> list[Finding]:
     else:
         known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), _copying(run))
     other = replace(other, snippet=find_waits(run))
-    remedied = [(f, known.get(f.where, other)) for f in saving_finding(run, "host-syncs")]
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet, frameworks={}) for f, remedy in remedied]
+    saving = reported_saving(run, "host-syncs")
+    if saving is None:
+        return []
+    remedy, others = known.get(saving.where, other), ""
+    if saving.alone_us < MAX_ALONE_FRAC * saving.saved_us:
+        alone = number(saving.alone_us / 1e3, "ms")
+        others = f" The waits in other operators then last longer: without these alone it is {alone}, so remove all."
+    return [
+        replace(f, advice=f"{remedy.advice}{others}", snippet=remedy.snippet, frameworks={})
+        for f in saving_finding(run, "host-syncs")
+    ]
+
+
+MAX_ALONE_FRAC = 0.5
+"""Share of what a step gains without any wait in what it gains without those of one operator from which others are as
+much to blame."""
 
 
 def _copying(run: Run) -> Remedy:
