@@ -55,9 +55,7 @@ def few_rows(run: Run, savings: Savings | None) -> str:
 
 def _decoding(run: Run, savings: Savings) -> str:
     """The same of a serving engine's passes."""
-    passes, tokens, frac, products_frac = numbers_of_import(
-        run, "decoding", "passes", "rows", "frac", "products_frac"
-    )
+    passes, tokens, frac, products_frac = numbers_of_import(run, "decoding", "passes", "rows", "frac", "products_frac")
     if not 0 < tokens <= MAX_FEW_ROWS or frac < MIN_DECODING_FRAC:
         return ""
     rows, wall_us = kernel_rows(run), float(window_rows(run)["wall_us"].sum())
@@ -89,8 +87,8 @@ def _decoding(run: Run, savings: Savings) -> str:
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
         left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
-        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit}{theirs} and read {weights} for "
-        f"so few rows{remedies}.{left}"
+        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit}{theirs} and read "
+        f"{weights} for so few rows{remedies}.{left}"
     )
 
 

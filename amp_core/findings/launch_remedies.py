@@ -190,8 +190,7 @@ GRAPHS = Remedy(
     "    loss = loss_fn(model(x), y)\n    loss.backward()\n    optimizer.step()   # capturable=True",
 )
 GRAPHS_OF_INFERENCE = Remedy(
-    f"{WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, or use larger "
-    "batches.",
+    f"{WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, or use larger batches.",
     "with torch.cuda.graph(graph):   # all of it, with inputs of fixed sizes\n    y = model(x)\ngraph.replay()",
 )
 ELSEWHERE = Remedy(
