@@ -38,6 +38,8 @@ MIN_ALL_WIDE_FRAC = 0.95
 """Share of the products' time from which all are said to be in 16 bits."""
 MIN_READ_FRAC = 0.5
 """Share of the memory's rate at which products read and write their matrices from which it bounds them."""
+MIN_ALL_FRAC = 0.95
+"""Share of the products' time in the passes that decode from which it is all theirs."""
 _OF_EXPERTS = r"(?i)moe|expert|grouped"
 """In the names of products with the weights of those experts that tokens are sent to."""
 _MORE_ROWS = "more requests per pass or speculative decoding help"
@@ -53,15 +55,18 @@ def few_rows(run: Run, savings: Savings | None) -> str:
 
 def _decoding(run: Run, savings: Savings) -> str:
     """The same of a serving engine's passes."""
-    passes, tokens, frac = numbers_of_import(run, "decoding", "passes", "rows", "frac")
+    passes, tokens, frac, products_frac = numbers_of_import(run, "decoding", "passes", "rows", "frac", "products_frac")
     if not 0 < tokens <= MAX_FEW_ROWS or frac < MIN_DECODING_FRAC:
         return ""
     rows, wall_us = kernel_rows(run), float(window_rows(run)["wall_us"].sum())
     products = rows[is_matrix(rows) & (rows["category"] != "attention")]
     share = float(products["total_us"].sum()) / wall_us
-    each = f"{tokens:,.0f} token{'s' if tokens != 1 else ''}"
-    if share < MIN_OF_STEP_FRAC:
+    in_passes = share * (products_frac or 1.0)  # not in runs of older versions
+    least, most = (rows or tokens for rows in numbers_of_import(run, "decoding", "least_rows", "most_rows"))
+    each = f"{least:,.0f} to {most:,.0f} tokens" if least < most else f"{tokens:,.0f} token{'s' if tokens != 1 else ''}"
+    if in_passes < MIN_OF_STEP_FRAC:
         return _short_kernels(run, savings, passes, each)
+    theirs = f", {percent(in_passes)} in these passes," if in_passes < MIN_ALL_FRAC * share else ""
     wide = _in_16_bits(products)
     wide_frac = float(wide["total_us"].sum()) / wall_us
     sizes = "in 16 bits " if wide_frac >= MIN_ALL_WIDE_FRAC * share else ""
@@ -82,8 +87,8 @@ def _decoding(run: Run, savings: Savings) -> str:
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
         left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
-        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit} and read {weights} for "
-        f"so few rows{remedies}.{left}"
+        f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit}{theirs} and read "
+        f"{weights} for so few rows{remedies}.{left}"
     )
 
 

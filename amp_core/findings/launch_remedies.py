@@ -62,6 +62,11 @@ AHEAD_OF_GRAPH = Remedy(
     "static_x.copy_(torch.cat(requests), non_blocking=True)   # more of them in each replay\ngraph.replay()",
 )
 """Where the device hardly waits for calls that wait for it."""
+UNBLOCKED = Remedy(
+    "Each launch returns only when its kernel has ended, so the host is never ahead of the GPU. That is for finding "
+    "errors: switch it off, and profile again before anything else is changed.",
+    "env -u CUDA_LAUNCH_BLOCKING -u AMD_SERIALIZE_KERNEL python main.py   # and not in a debugger",
+)
 ONE_COPY = Remedy(
     "Values are copied to the host one by one, and each copy costs a call and a wait, whatever its bytes. Copy the "
     "whole tensor once, or reduce it on the device.",
@@ -167,6 +172,17 @@ GRAPHS_AND_COMPILED = Remedy(
     "of it is, or use larger batches.",
     REDUCE_OVERHEAD + GRAPH_BREAKS,
 )
+UNBROKEN = Remedy(
+    f"{WAITS} Each step replays one compiled graph forward and one backward, so nothing breaks it: compile what is "
+    "launched beside them too, as the loss and the optimizer's step, or use larger batches.",
+    'compiled_loss = torch.compile(lambda x, y: loss_fn(model(x), y), mode="reduce-overhead")\n'
+    "compiled_step = torch.compile(optimizer.step)",
+)
+UNBROKEN_OF_INFERENCE = Remedy(
+    f"{WAITS} Each call of compiled code replays one graph, so nothing breaks it: compile what is launched beside it "
+    "too, or use larger batches.",
+    REDUCE_OVERHEAD,
+)
 GRAPHS = Remedy(
     f"{WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, as the loss, "
     "zero_grad and a capturable optimizer, or use larger batches.",
@@ -174,8 +190,7 @@ GRAPHS = Remedy(
     "    loss = loss_fn(model(x), y)\n    loss.backward()\n    optimizer.step()   # capturable=True",
 )
 GRAPHS_OF_INFERENCE = Remedy(
-    f"{WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, as preprocessing and "
-    "sampling, or use larger batches.",
+    f"{WAITS} Graphs are replayed already: capture what is still launched kernel by kernel too, or use larger batches.",
     "with torch.cuda.graph(graph):   # all of it, with inputs of fixed sizes\n    y = model(x)\ngraph.replay()",
 )
 ELSEWHERE = Remedy(

@@ -20,6 +20,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.signals import facts
 from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number, percent
 
@@ -304,6 +305,19 @@ def ahead_before(run: Run) -> str:
     return (
         f"When the recording began, {number(queued_us / 1e3, 'ms')} of launched work were still queued: the host was "
         f"ahead then, so recording may be what makes it late. Time the step without the profiler first{ahead}."
+    )
+
+
+def blocking_launches(run: Run) -> str:
+    """That each launch returns only when its kernel has ended, and what to do, as a sentence; empty for others."""
+    if run.head.config.get("launch_blocking") is not True:
+        return ""
+    device = str(run.head.config.get("device"))
+    setting = "AMD_SERIALIZE_KERNEL=3" if is_amd(profiled_gpu(run, device).name) else "CUDA_LAUNCH_BLOCKING=1"
+    setting = f"with {setting} or " if device.startswith("cuda") else ""
+    return (
+        f"Each launch returns only when its kernel has ended, as {setting}in a debugger, so the host is never ahead of "
+        "the device: switch that off, and profile again."
     )
 
 

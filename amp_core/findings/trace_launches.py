@@ -67,6 +67,9 @@ from amp_core.findings.launch_remedies import (
     RECURRENT_AND_OPTIMIZER,
     SHARDED,
     SHARDED_COMPILED,
+    UNBLOCKED,
+    UNBROKEN,
+    UNBROKEN_OF_INFERENCE,
     UNFUSED,
     UNFUSED_ELSEWHERE,
     WAITS,
@@ -122,6 +125,7 @@ def with_waits(run: Run, finding: Finding) -> Finding:
     if not steps:  # of several steps, each has a last one
         syncs -= last
     captures = any(call in finding.snippet for call in _CAPTURING) and not replays_one_graph(run)
+    captures &= run.head.config.get("launch_blocking") is not True  # then it waits for each kernel
     if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in finding.advice:
         return finding
     ops = windows["sync_op"][windows["sync_op"] != ""]
@@ -253,6 +257,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return FIRST_PASS
     if may_lack_model(run):
         return LACKS_MODEL
+    if run.head.config.get("launch_blocking") is True:
+        return UNBLOCKED
     if waits_at_start(window_rows(run)):
         return AT_START
     if waits_early(window_rows(run)):
@@ -290,6 +296,8 @@ def launch_remedy(run: Run) -> Remedy | None:
             return remedy if of_vllm else replace(remedy, snippet=_ENGINE_GRAPHS)
     if on_cuda and graphs and compiled and is_in_pieces(run):
         return replace(IN_PIECES, snippet=_ENGINE_GRAPHS)
+    if on_cuda and graphs and compiled and _nothing_breaks(run):
+        return UNBROKEN if savings and savings.trains else UNBROKEN_OF_INFERENCE
     if on_cuda and graphs:
         return GRAPHS_AND_COMPILED if compiled else GRAPHS if savings and savings.trains else GRAPHS_OF_INFERENCE
     if on_cuda and run.head.config.get("gathers_weights") is True:
@@ -420,6 +428,17 @@ def is_in_pieces(run: Run) -> bool:
     """Whether each call of compiled code replays many graphs: a backend splits it where it cannot capture."""
     launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
     return isinstance(launches, int) and isinstance(calls, int) and launches >= MIN_PIECES * calls > 0
+
+
+def _nothing_breaks(run: Run) -> bool:
+    """Whether each marked step calls compiled code at most once, which replays one graph, and in training another one
+    backward: after a break of the graph more would follow."""
+    launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
+    windows, savings = window_rows(run), possible_savings(run)
+    steps = float(windows["steps"].sum()) / max(1, windows["rank"].nunique())
+    if not isinstance(launches, int) or not isinstance(calls, int) or savings is None:
+        return False
+    return calls <= steps and 0 < launches <= (2 if savings.trains else 1) * calls
 
 
 _ENGINES = ("vllm::", "sglang::")

@@ -37,6 +37,7 @@ from amp_core.findings.repeated_work import (
 from amp_core.findings.signals import facts
 from amp_core.findings.step_sentences import (
     ahead_before,
+    blocking_launches,
     captured_anew,
     few_long_steps,
     of_ranks,
@@ -72,7 +73,7 @@ def first_sentence(run: Run) -> str:
     first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
     told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
-    again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run))
+    again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run), blocking_launches(run))
     figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run), _alone_held(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
 

@@ -1,7 +1,7 @@
 """Passes of a serving engine that decode, as its marks tell: each computes one token, or a few, per request.
 
 >>> decoding(events, linked)
-Decoding(passes=127, rows=1.0, frac=0.98)
+Decoding(passes=127, rows=1.0, frac=0.98, least_rows=1, most_rows=1, products_frac=0.97)
 """
 
 import re
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel
 from amp_core.traces.events import MARK, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.graphs import VLLM_PASS
@@ -38,6 +39,10 @@ class Decoding:
     """Median of the tokens of a pass: the rows of its products."""
     frac: float
     """Share of the device's work that these passes launch."""
+    least_rows: int
+    most_rows: int
+    products_frac: float
+    """Share of the time of all products of matrices, by the names of their kernels, in these passes."""
 
 
 def decoding(events: TraceEvents, linked: LinkedWork) -> Decoding | None:
@@ -51,6 +56,15 @@ def decoding(events: TraceEvents, linked: LinkedWork) -> Decoding | None:
     low, high = (np.sort(np.asarray(edge)[marked]) for edge in (events.spans.start, events.spans.end))
     place = np.searchsorted(low, linked.launched_us, side="right") - 1
     inside = (place >= 0) & (linked.launched_us < high[place])
-    rows = float(np.median([tokens[name] for name in names[marked].tolist()]))
-    frac = float(linked.own_us[inside].sum() / max(linked.own_us.sum(), 1e-3))
-    return Decoding(int(marked.sum()), rows, frac)
+    rows = [tokens[name] for name in names[marked].tolist()]
+    multiplies = np.array([_multiplies(text) for text in events.texts], dtype=bool)[linked.name]
+    frac, products_frac = (
+        float(linked.own_us[inside & of].sum() / max(linked.own_us[of].sum(), 1e-3))
+        for of in (np.ones(len(linked), dtype=bool), multiplies)
+    )
+    return Decoding(int(marked.sum()), float(np.median(rows)), frac, min(rows), max(rows), products_frac)
+
+
+def _multiplies(kernel: str) -> bool:
+    kind = classify_kernel(kernel)
+    return kind.category != "attention" and (kind.category in GEMM_CATEGORIES or kind.tensor_core == "yes")

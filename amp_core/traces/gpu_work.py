@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces.events import OP, Calls, TraceEvents, Work
 from amp_core.traces.link import UNMARKED, Floats, Host, Ints
 from amp_core.traces.phases import infer_phases
@@ -145,6 +146,22 @@ def launches_without_work(events: TraceEvents) -> tuple[int, int, bool]:
     return int(missing.sum()), len(correlation), are_last
 
 
+def launches_block(events: TraceEvents, linked: LinkedWork) -> bool:
+    """Whether each launch of a kernel returns only when the kernel has ended, as with CUDA_LAUNCH_BLOCKING=1 or in a
+    debugger; also where launches of graphs do not. False where too few kernels are long enough to tell."""
+    computes = np.array([classify_kernel(text).category not in COPIES for text in events.texts], dtype=bool)
+    is_long = linked.end_us - linked.start_us >= MIN_TELLING_US
+    by_call = (linked.returned_us > linked.launched_us) & (linked.start_us >= linked.launched_us)
+    tells = computes[linked.name] & is_long & by_call & ~linked.in_graph
+    waited = linked.returned_us[tells] >= linked.end_us[tells]
+    return len(waited) >= MIN_TELLING and float(waited.mean()) >= MIN_WAITED_FRAC
+
+
+MIN_TELLING, MIN_TELLING_US = 20, 20.0
+"""Kernels, and time of each, from which they tell whether launches wait: one that does not wait takes some
+microseconds, and may return after a shorter kernel's end."""
+MIN_WAITED_FRAC = 0.95
+"""Share of launches that end after their kernels from which all wait; of a host that runs ahead, hardly any does."""
 _KERNEL_LAUNCH = re.compile(r"^(?:cuda|cu|hip)(?:Module|Ext)?Launch(?:Cooperative)?Kernel")
 _CAPTURE = re.compile(r"BeginCapture")
 

@@ -186,6 +186,8 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         config["compiled_launch_frac"] = trace.compiled_launch_frac
     if trace.without_operators:
         config["without_operators"] = True
+    if trace.launch_blocking:
+        config["launch_blocking"] = True
     if trace.unused_device:
         config["unused_device"] = True
     if trace.thinned:

@@ -41,7 +41,7 @@ from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.few_operators import FewOperators, few_operators
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import FirstSizes, first_sizes
-from amp_core.traces.gpu_work import LinkedWork, launches_without_work, link_work
+from amp_core.traces.gpu_work import LinkedWork, launches_block, launches_without_work, link_work
 from amp_core.traces.graphs import (
     CAPTURES,
     GRAPH_BUILDS,
@@ -145,6 +145,8 @@ class Trace:
     """For how long after the first event of the host the device did what was launched before the trace began."""
     lost_tail_us: float = 0.0
     """How long the host waits for the device after its last recorded work; 0 where it does not, or not long."""
+    launch_blocking: bool = False
+    """Whether each launch of a kernel returns only when the kernel has ended."""
     captures: int = 0
     """Captures of graphs on the device."""
     graph_launches: int = 0
@@ -423,6 +425,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         earlier_us=earlier_us,
         queued_us=queued_us,
         lost_tail_us=lost_tail_us(events, linked) if len(events.work) else 0.0,
+        launch_blocking=len(events.work) > 0 and launches_block(events, linked),
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),
         graph_builds=count_calls(events, GRAPH_BUILDS),

@@ -336,7 +336,8 @@ def late_ranks(run: Run) -> pd.DataFrame:
 
 
 LATENCY_US = 500.0
-"""Time that a collective of any size may need: across many nodes some hundred microseconds."""
+"""Time that a collective of any size may need: across many nodes some hundred microseconds. The shortest of
+`MIN_CALLS` equal ones tells it better."""
 SMALL_RATE_RATIO = 4.0
 """Time per byte over that of a larger collective up to which it may be the transfer's: small messages reach a fraction
 of the bandwidth."""
@@ -369,27 +370,30 @@ def slow_collectives(run: Run) -> SlowCollectives | None:
             same, us = sizes[bytes_], float(sizes[bytes_]["total_us"].min())
             shortest_us, fastest = min(shortest_us, us), min(fastest, (bytes_, us), key=lambda one: one[1] / one[0])
             transfer_us = min(shortest_us, SMALL_RATE_RATIO * bytes_ * fastest[1] / fastest[0])
-            transfer_us = max(LATENCY_US, transfer_us)
+            transfer_us = max(LATENCY_US if len(same) < MIN_CALLS else 0.0, transfer_us)
             slow = same[same["total_us"] >= MIN_SLOW_RATIO * transfer_us]
             each_us = (slow["alone_us"] - transfer_us).clip(lower=0.0)
             waiting_us += float(each_us.sum())
             if len(slow) and each_us.max() > longest_us:
                 worst = slow.iloc[int(each_us.to_numpy().argmax())]
                 on = f" on rank {worst['rank']:.0f}" if frame["rank"].nunique() > 1 else ""
-                longest_us, longest = float(each_us.max()), _beside(worst, on, *fastest)
+                equal = len(same) if us == fastest[1] else 0
+                longest_us, longest = float(each_us.max()), _beside(worst, on, *fastest, equal=equal)
     return SlowCollectives(waiting_us / _steps(run), longest) if waiting_us > 0 else None
 
 
-def _beside(slow: "pd.Series[Any]", on: str, bytes_: float, us: float) -> str:
+def _beside(slow: "pd.Series[Any]", on: str, bytes_: float, us: float, *, equal: int) -> str:
+    """A slow collective beside one of other bytes, or beside the shortest of as many `equal` ones."""
     kind = str(slow["name"]).replace("_", "-")
     return (
         f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(float(slow['message_bytes']))} takes{on} "
-        f"{number(float(slow['total_us']) / 1e3, 'ms')}, one of {size(bytes_)} {number(us / 1e3, 'ms')}"
+        f"{number(float(slow['total_us']) / 1e3, 'ms')}, "
+        f"{f'the shortest of {equal} such' if equal else f'one of {size(bytes_)}'} {number(us / 1e3, 'ms')}"
     )
 
 
 MIN_CALLS = 50
-"""Calls of one kernel without sizes from which their distribution tells of waiting."""
+"""Calls of one kernel, without sizes or of one size, from which their distribution tells of waiting."""
 FLOOR_QUANTILE = 0.05
 MIN_FLOOR_FRAC, ALIKE_RATIO = 0.1, 1.03
 """Share of the calls within that ratio of the shortest ones: equal messages in which nobody waits take equally long."""

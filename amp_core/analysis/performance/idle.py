@@ -41,7 +41,10 @@ class Idle:
 
     @property
     def sync_us(self) -> float:
-        """Idle time after the host waited for the device, in other than copies that are told themselves."""
+        """Idle time after the host waited for the device, in other than copies that are told themselves; 0 where it
+        waits for each kernel, which is told of its launches."""
+        if self.launches_block:
+            return 0.0
         return min(self.gaps_us, max(0.0, self.us("idle_sync_us") - self.of_copies.sync_us))
 
     @property
@@ -53,6 +56,11 @@ class Idle:
     def before_us(self) -> float:
         """Time before the first kernel of a step."""
         return self.us("lead_us")
+
+    @property
+    def launches_block(self) -> bool:
+        """Whether each launch of a kernel returns only when the kernel has ended."""
+        return self.run.head.config.get("launch_blocking") is True
 
     @property
     def knows_launches(self) -> bool:

@@ -67,7 +67,7 @@ def _after_syncs(idle: Idle) -> Saving:
     number_of = _number_of_syncs(number)
     of_values = copies_of_values(idle.run)
     what = f"The GPU is idle for {idle.basis.taken(us)} after {number_of} with the host{in_syncs}{of_values}"
-    sooner_us, alone_us = min(idle.gaps_us, idle.us("unwaited_us")), math.inf
+    sooner_us, alone_us = 0.0 if idle.launches_block else min(idle.gaps_us, idle.us("unwaited_us")), math.inf
     if sooner_us >= MIN_AHEAD_RATIO * us and idle.basis.is_long(sooner_us) and not idle.of_copies.sync_us:
         us = sooner_us
         where, _ = longest_named(idle.windows, "unwaited_op")

@@ -77,7 +77,8 @@ def late_launches(idle: Idle, between_us: float) -> Saving:
             first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
             between = f", nearly all within its first {first}{between}"
         what = f"{between}{calling}{in_op}{marked.words}{before}{gap}{outside}{in_python}"
-        why = f" because the host launches too late{what}"
+        waits = ", which waits for each kernel," if idle.launches_block else ""
+        why = f" because the host{waits} launches too late{what}"
     else:
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
     or_waits = " or waits in collectives" if basis.is_long(late.loading_us) else ""

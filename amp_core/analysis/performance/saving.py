@@ -119,7 +119,8 @@ class Saving:
     waited_us: float = 0.0
     """Of communication of ranks that are all here: at least that much of it is waiting for others."""
     of_hosts_us: float = 0.0
-    """Of the same: that part where the hosts of all ranks launch too late, and so at different times."""
+    """Of waiting for others, here or missing: that part where the hosts of the ranks that are here launch too late for
+    as long, and so at different times."""
     tells_transfer: bool = False
     """Of the same: whether `what` tells the transfer that takes longest."""
     fused_us: float = np.inf

@@ -125,7 +125,7 @@ def _possible_savings(run: Run) -> Savings | None:
         else idle_of_late_rank(run, late, basis.unit)
     )
     host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
-    alone = [replace(c, of_hosts_us=c.waited_us if host_us >= c.waited_us else 0.0) for c in alone]
+    alone = [replace(c, of_hosts_us=_of_hosts_us(c, host_us)) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     is_idle |= is_behind_host(windows, basis)
     is_idle &= not holds_collectives_alone(run)
@@ -171,6 +171,13 @@ def _possible_savings(run: Run) -> Savings | None:
     return Savings(
         ranked, tuple(small), basis.unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
     )
+
+
+def _of_hosts_us(saving: Saving, host_us: float) -> float:
+    """How much of exposed communication surely is waiting for other ranks, here or missing, where the hosts of those
+    that are here launch too late for as long, `host_us`; else 0."""
+    waiting_us = max(saving.waited_us, saving.waiting_us if saving.waiting_is_sure else 0.0)
+    return waiting_us if host_us >= waiting_us else 0.0
 
 
 def _of_idle_device(saving: Saving, hidden_us: float, between_us: float, *, for_data: bool) -> Saving:

@@ -77,7 +77,7 @@ def _host_remedy(run: Run, saving: Saving) -> Remedy | None:
         of_any_device = on_cuda or in_calls in ("compiling", "torch.compile")
         return _CALLS[in_calls] if of_any_device else replace(_CALLS[in_calls], snippet=_WARM_UP)
     if saving.host.is_in_first_call:
-        return _FIRST_CALL
+        return _FIRST_CALL_OF_PART if saving.is_of_part else _FIRST_CALL
     if saving.where in COPYING:
         return _CALLS["copies"] if _waits_for_pageable_copies(run) else _copies_again(run)
     if CREATES.fullmatch(saving.where):
@@ -407,6 +407,12 @@ _FIRST_CALL = Remedy(
     "profile after a warm-up.",
     _WARM_UP,
 )
+_FIRST_CALL_OF_PART = Remedy(
+    "The first call of an operator sets up its library, loads its kernels or compiles them. That part happens once: "
+    "profile after a warm-up, and see what the GPU still waits for.",
+    _WARM_UP,
+)
+"""Where the device also waits for other things that the host does."""
 _CALLS = {
     "allocation": Remedy(
         "Between launches the program asks the driver for memory. The caching allocator does so until it is warm, "
