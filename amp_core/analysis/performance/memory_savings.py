@@ -11,6 +11,7 @@ written once instead of twice, and those that follow one another to the time of 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.growing_joins import growing_joins
 from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attention_in_steps
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
@@ -43,6 +44,9 @@ _AT_RANDOM = r"::(?:normal|uniform|random|exponential|cauchy|log_normal|geometri
 """Operators that fill tensors at random: their time goes to computing, and what reads them comes later."""
 _GENERATORS = "distribution_(?:elementwise|nullary)"
 """In the names of the kernels that do so."""
+_SORTS = r"::(?:topk|kthvalue|(?:arg|m)?sort|(?:nan)?median|mode|_?unique\w*|nonzero|masked_select)$"
+_SORT_KERNELS = r"(?i)topk|sort|DeviceSelect"
+"""Operators that sort or choose values, and in the names of their kernels: compilers leave them as they are."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
@@ -88,9 +92,9 @@ def _fusible(rows: pd.DataFrame, by_torch: "pd.Series[bool]") -> pd.DataFrame:
     of_bias = bound["op"].isin(ADDS) & bound["top_op"].str.contains(BIASED)
     in_library = bound["top_op"].map(is_library).astype(bool) & ~of_bias
     bound = bound[(bound["phase"] != "optimizer") & ~in_library]
-    others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
-    others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
-    return bound[~others_work]
+    others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}|{_SORT_KERNELS}")
+    others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}|{_SORTS}")
+    return bound[~others_work & ~growing_joins(bound)]
 
 
 def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:

@@ -11,6 +11,7 @@ from amp_core.analysis.performance.kernels import (
     has_attention_in_steps,
     is_matrix,
     kernel_rows,
+    softmax_of_scores_us,
 )
 from amp_core.analysis.performance.saving import longest_name
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -247,10 +248,10 @@ def slow_products(run: Run) -> list[Finding]:
 
 
 def _has_softmax(run: Run, op: str) -> bool:
-    """Whether a softmax takes a share of the time of that operator's products that it does in attention."""
+    """Whether a softmax of scores takes a share of the time of that operator's products that it does in attention."""
     rows = kernel_rows(run)
-    softmax_us, products_us = (float(rows["total_us"][rows["op"] == name].sum()) for name in (SOFTMAX, op))
-    return softmax_us >= MIN_SOFTMAX_FRAC * products_us > 0
+    products_us = float(rows["total_us"][rows["op"] == op].sum())
+    return softmax_of_scores_us(rows) >= MIN_SOFTMAX_FRAC * products_us > 0
 
 
 MIN_SOFTMAX_FRAC = 0.1
