@@ -11,6 +11,8 @@ from amp_core.analysis.performance.gemm_shapes import Shape, tensor_shapes
 JOINS = "aten::cat"
 MIN_GROWING = 4
 """Calls of which each joins to the result of the one before from which they are a loop."""
+MIN_GROWING_FRAC = 0.02
+"""Share of the step in such calls from which they are told."""
 
 
 def growing_joins(rows: pd.DataFrame) -> "pd.Series[bool]":
@@ -27,7 +29,7 @@ def growing_joins(rows: pd.DataFrame) -> "pd.Series[bool]":
     calls: dict[str, int] = {}
     """The longest chain that ends with each."""
     before: dict[str, str] = {}
-    in_order = sorted((text for texts in by_first.values() for text in texts), key=lambda text: shapes[text][0])
+    in_order = [text for first in sorted(by_first) for text in by_first[first]]
     for text in in_order:  # a result is larger than its first input
         calls.setdefault(text, 1)
         for after in (one for result in _results(shapes[text]) for one in by_first.get(result, ())):
@@ -44,11 +46,12 @@ def growing_joins(rows: pd.DataFrame) -> "pd.Series[bool]":
 def _results(inputs: tuple[Shape, ...]) -> set[Shape]:
     """The shapes that the inputs may have when they are joined along one dimension."""
     first = inputs[0]
-    return {
+    results = {
         (*first[:place], sum(one[place] for one in inputs), *first[place + 1 :])
         for place in range(len(first))
         if all(len(one) == len(first) and _without(one, place) == _without(first, place) for one in inputs)
     }
+    return results - {first}
 
 
 def _without(shape: Shape, place: int) -> Shape:

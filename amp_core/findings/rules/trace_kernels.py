@@ -6,6 +6,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, shapes_of
 from amp_core.analysis.performance.gpus import is_before_triton
+from amp_core.analysis.performance.growing_joins import MIN_GROWING_FRAC, growing_joins
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     has_attention_in_steps,
@@ -61,7 +62,8 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     here = _fp64(run)
     findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in _memory_bound(run)]
     adds = _added_gradients(run)
-    findings = [replace(f, advice=f"{f.advice} {adds}") if adds else f for f in findings]
+    grow = _growing(run)
+    findings = [replace(f, advice=" ".join(filter(None, (f.advice, adds, grow)))) for f in findings]
     savings = possible_savings(run)
     saving = savings.of("memory-bound-kernels") if savings is not None else None
     if saving is None or not saving.lone_us:
@@ -81,6 +83,18 @@ def _added_gradients(run: Run) -> str:
     return (
         f"Adding gradients to ones that exist already takes another {100 * us / whole_us:.0f} % of the {savings.unit}: "
         "with one backward per step, optimizer.zero_grad(set_to_none=True) leaves it out."
+    )
+
+
+def _growing(run: Run) -> str:
+    """That concatenations copy all of the one before, as a sentence, if that is much of the step; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    frac = float(rows["total_us"][growing_joins(rows)].sum()) / float(window_rows(run)["wall_us"].sum())
+    if savings is None or frac < MIN_GROWING_FRAC:
+        return ""
+    return (
+        f"Another {100 * frac:.0f} % of the {savings.unit} is in concatenations that each copy the result of the one "
+        "before: collect the parts in a list and concatenate once, or write them into a tensor allocated beforehand."
     )
 
 
