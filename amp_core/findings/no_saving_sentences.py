@@ -126,14 +126,16 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         nothing = "Nothing that is looked for" if is_long else "Nothing"
         name = str(us.idxmax()) if is_long else ""
         family = f" ({percent(work.family_frac)} with those of its kind)" if work.family_frac else ""
-        beside = f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
+        longest_other = (
+            f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
+        )
         busy = busy_frac(savings)
         throughout = f" The device is busy for {percent(busy)} of the {savings.unit}." if busy >= ALL_BUSY_FRAC else ""
         alone = few_blocks_of_product(run, work.kernel) or f"Profile it alone{own_profiler(run)}."
         return (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}{family}: "
-            f"{kernel_in_words(work.kernel)}. {alone}{beside}{throughout}{rest}"
+            f"{kernel_in_words(work.kernel)}. {alone}{longest_other}{throughout}{rest}"
         )
     whole = f"the {savings.unit}" if longest else "it"
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"

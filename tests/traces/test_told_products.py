@@ -2,10 +2,11 @@
 
 import pytest
 
-from amp_core import diagnose
+from amp_core import diagnose, load_run
 from amp_core.findings import first_sentence
+from amp_core.traces import import_traces
 from tests.traces import made
-from tests.traces.made import Made, finding_of, run_of
+from tests.traces.made import Made, finding_of, run_of, write
 
 A100, H100 = ("NVIDIA A100-SXM4-80GB", (8, 0)), ("NVIDIA H100 80GB HBM3", (9, 0))
 BF16 = ["c10::BFloat16"] * 2
@@ -25,7 +26,7 @@ def products_of(factors, kernel, us=1000.0, calls=10):
 @pytest.mark.parametrize(
     ("columns", "parts", "stream", "says"),
     [
-        (512, 2, 0, "It has 8 blocks for the 38 compute units or more of a gfx942 GPU, of which it uses 21.1 % at most"),
+        (512, 2, 0, "8 blocks for the 38 compute units or more of a gfx942 GPU, of which it uses 21.1 % at most"),
         (512, 16, 0, ""),
         (8192, 2, 0, ""),
         (512, 2, 3, ""),  # which divides the work otherwise
@@ -36,6 +37,19 @@ def test_a_product_of_few_tiles_does_not_fill_a_gpu_that_is_not_named(tmp_path, 
     run = run_of(tmp_path, products_of([[256, 131072], [131072, columns]], kernel), gpu="")
     told = first_sentence(run)
     assert says in told and ("Profile it alone" in told) == (not says) and ("at most: splitting" in told) == bool(says)
+
+
+def test_a_damaged_number_of_multiprocessors_tells_no_blocks(tmp_path):
+    trace = products_of([[256, 512]] * 2, made.GEMM)
+    for event in trace.events:
+        event.get("args", {}).pop("Input Dims", None)
+        if event["cat"] == "kernel":
+            event["args"]["blocks per SM"] = 0.07
+    properties = {"name": A100[0], "computeMajor": 8, "computeMinor": 0}
+    for count, told in ((108, True), (167936, False)):
+        document = trace.document(deviceProperties=[{**properties, "numSms": count}])
+        run = load_run(import_traces([write(tmp_path / f"{count}.json", document)], tmp_path / str(count)))
+        assert ("It has 8 blocks for the 108 multiprocessors of the GPU" in first_sentence(run)) == told
 
 
 @pytest.mark.parametrize(("depth", "splits"), [(131072, True), (512, False)])

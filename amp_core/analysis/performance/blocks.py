@@ -17,6 +17,8 @@ MAX_FEW_BLOCKS = 0.25
 """Blocks per multiprocessor below which most of the GPU has no work."""
 ATTENTION_TILE = 128
 """Queries of a head for which one block of a kernel of attention computes (FlashAttention: 64 to 128)."""
+MAX_UNITS = 1024
+"""More multiprocessors has no GPU: some traces have another number in that place, and reckon with it."""
 MIN_LONG_SUM_RATIO = 8
 """K over the larger one of M and N from which a product has more work than the tiles of its result show."""
 _TENSILE = re.compile(r"Cijk_\w*?_MT(\d+)x(\d+)x\d+_\w*?_GSU([1-9]\d*)_(?!\w*_SK[1-9])")
@@ -52,6 +54,8 @@ def blocks_of(run: Run, row: Mapping[Hashable, Any]) -> Blocks | None:
     first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
     given = first.get("multiprocessors")
     units = given if isinstance(given, int) and given > 0 else 0
+    if units > MAX_UNITS:
+        return None
     frame = run.timeline
     frame = frame[(frame["name"] == kernel) & (frame["op"].fillna("") == row["op"]) & frame["blocks_per_sm"].notna()]
     us = frame["total_us"].astype(float)

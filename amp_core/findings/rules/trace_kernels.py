@@ -93,8 +93,9 @@ def _growing(run: Run) -> str:
     if savings is None or us <= MIN_GROWING_FRAC * whole_us:
         return ""
     return (
-        f"Another {100 * us / whole_us:.0f} % of the {savings.unit} is in concatenations that each copy the result of the one "
-        "before: collect the parts in a list and concatenate once, or write them into a tensor allocated beforehand."
+        f"Another {100 * us / whole_us:.0f} % of the {savings.unit} is in concatenations that each copy the result of "
+        "the one before: collect the parts in a list and concatenate once, or write them into a tensor allocated "
+        "beforehand."
     )
 
 
