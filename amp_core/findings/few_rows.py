@@ -7,6 +7,7 @@
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
     counted_once,
     is_matrix,
@@ -160,15 +161,20 @@ def _short_kernels(run: Run, savings: Savings, passes: float, each: str) -> str:
 
 MIN_HALVED_US = 10.0
 """Mean time of a product from which it may take half as long: to start any kernel takes some microseconds."""
+INT8_RATIO = 2.0
+"""How many times as fast as FP16 the tensor cores of Turing and Ampere multiply INT8, at least."""
 MAX_OTHER_FRAC = 0.2
 """Share of the step that another change saves from which that alone is told."""
 
 
 def in_8_bits(run: Run, savings: Savings | None) -> str:
-    """That FP8 would take products of a model that does not train half as long, where nothing else saves much; empty
-    where they are few, train, or run on a GPU that does not multiply FP8."""
-    rates = dense_rates(savings.cost.device_name) if savings is not None else None
-    if savings is None or savings.trains or rates is None or rates.fp8 is None:
+    """That FP8, or INT8 where there is no FP8, would take products of a model that does not train half as long, where
+    nothing else saves much; empty where they are few, train, or run on a GPU that multiplies neither."""
+    if savings is None or savings.trains:
+        return ""
+    rates = dense_rates(savings.cost.device_name)
+    gpu = profiled_gpu(run, str(run.head.config.get("device") or ""), savings.cost.device_name)
+    if rates is None or (rates.fp8 is None and not gpu.takes("int8")):
         return ""
     if any(one.share >= MAX_OTHER_FRAC for one in savings.ranked):
         return ""
@@ -178,8 +184,9 @@ def in_8_bits(run: Run, savings: Savings | None) -> str:
     share = float(wide["total_us"].sum()) / float(window_rows(run)["wall_us"].sum())
     if share < MIN_OF_STEP_FRAC:
         return ""
+    dtype, ratio = ("INT8", INT8_RATIO) if rates.fp8 is None else ("FP8", rates.fp8 / rates.half)
     return (
-        f"No training runs: in FP8, which this GPU multiplies {number(rates.fp8 / rates.half, digits=2)} × as fast by "
+        f"No training runs: in {dtype}, which this GPU multiplies {number(ratio, digits=2)} × as fast by "
         f"the data sheet, products that take {percent(share)} in 16 bits may take about half as long."
     )
 

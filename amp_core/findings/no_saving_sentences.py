@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from amp_core.analysis.performance.blocks import MAX_FEW_BLOCKS, blocks_of
+from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
@@ -59,6 +61,25 @@ def few_blocks(run: Run, kernel: str) -> str:
     return f" That kernel has fewer blocks than the GPU has multiprocessors{when}, so alone it does not fill the GPU."
 
 
+def few_blocks_of_product(run: Run, kernel: str) -> str:
+    """That a kernel of products has far fewer blocks than the GPU has multiprocessors, and what helps, as a sentence;
+    empty where it has more for some of its sizes, or how many is not known."""
+    ops = matrix_ops(run)
+    found = [blocks_of(run, row) for row in ops[ops["kernel"] == kernel].to_dict("records")]
+    known = [one for one in found if one is not None and one.units]
+    most = max(known, key=lambda one: one.per_unit, default=None)
+    if most is None or len(known) < len(found) or most.per_unit >= MAX_FEW_BLOCKS:
+        return ""
+    amd = bool(most.gpu) or is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name)
+    units = f"{most.units} {'compute units' if amd else 'multiprocessors'}"
+    whose = f"the {units} or more of a {most.gpu} GPU" if most.gpu else f"the {units} of the GPU"
+    tuned = " (torch.cuda.tunable.enable() times them)" if amd else ""
+    return (
+        f"It has {most.per_unit * most.units:,.0f} blocks for {whose}, of which it uses {percent(most.per_unit)} at "
+        f"most: splitting its sums (K), more rows per call, or another kernel of the library{tuned} may take less."
+    )
+
+
 MIN_FEW_BLOCKS_FRAC = 0.5
 """Share of an unclassified kernel's time in launches that do not fill the GPU from which that is told."""
 
@@ -105,11 +126,16 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         nothing = "Nothing that is looked for" if is_long else "Nothing"
         name = str(us.idxmax()) if is_long else ""
         family = f" ({percent(work.family_frac)} with those of its kind)" if work.family_frac else ""
-        beside = f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
+        longest_other = (
+            f" Beside it, {name} takes {percent(other_frac)}{_of_softmax(name, savings)}." if is_long else ""
+        )
+        busy = busy_frac(savings)
+        throughout = f" The device is busy for {percent(busy)} of the {savings.unit}." if busy >= ALL_BUSY_FRAC else ""
+        alone = few_blocks_of_product(run, work.kernel) or f"Profile it alone{own_profiler(run)}."
         return (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}{family}: "
-            f"{kernel_in_words(work.kernel)}. Profile it alone{own_profiler(run)}.{beside}{rest}"
+            f"{kernel_in_words(work.kernel)}. {alone}{longest_other}{throughout}{rest}"
         )
     whole = f"the {savings.unit}" if longest else "it"
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
@@ -212,6 +238,8 @@ MIN_BESIDE_FRAC = 0.1
 """Share of the profiled time from which a kernel other than products is named where nothing else is to be said."""
 
 
+ALL_BUSY_FRAC = 0.99
+"""Share of the step in which the device works from which neither launches nor waits take any of it."""
 MAIN_PRODUCT_FRAC = 0.25
 """A product of unknown efficiency with more of the step than this is named where nothing else is to be said."""
 MAIN_OP_FRAC = 0.5

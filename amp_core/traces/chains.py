@@ -23,6 +23,8 @@ MAX_SIZE_RATIO = 4.0
 are put together again, as in rotary embeddings."""
 _STAYS = re.compile(r"(?i)batch_?norm|\bbn_(?:fw|bw)")
 """Kernels that pass over a tensor once to reduce it across rows, which no other kernel does on its way."""
+SORT_KERNELS = r"(?i)topk|sort|DeviceSelect"
+"""In the names of kernels that sort or choose values: compilers leave them as they are."""
 _APART, _AROUND = ("conv", "gemm", "attention", "optimizer"), ("conv", "gemm")
 """Operators whose kernels are a library's own, or an optimizer's, and those in which all are."""
 ACCUMULATES = "AccumulateGrad"
@@ -43,6 +45,7 @@ def fused_away_us(events: TraceEvents, host: Host, linked: LinkedWork) -> Floats
     order = order[~fills[linked.name[order]]]
     if not len(order):
         return away
+    fuses &= np.array([re.search(SORT_KERNELS, text) is None for text in events.texts], dtype=np.bool_)
     member = fuses[linked.name[order]] & ~_is_apart(events, linked)[order]
     place = np.stack([linked.device[order], linked.stream[order]])
     us, elements = linked.own_us[order], _elements(events, linked)[order]

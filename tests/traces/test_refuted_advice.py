@@ -90,9 +90,10 @@ def test_a_server_that_copies_lists_of_tensors_does_not_train(tmp_path):
 def test_attention_in_steps_by_torch_itself_is_not_told_to_call_it(tmp_path, is_sdpa):
     trace = Made()
     trace.op("aten::scaled_dot_product_attention" if is_sdpa else "Attention", 0, 90)
-    steps = (("aten::bmm", made.GEMM, 64), ("aten::_softmax", "softmax_warp_forward", 8192))
-    for n, (op, kernel, size) in enumerate(steps):
-        trace.op(op, 10 + 20 * n, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": [[8, size, size]] * 2})
+    factors, scores = [[8, 8192, 64], [8, 64, 8192]], [[8, 8192, 8192]]
+    steps = (("aten::bmm", made.GEMM, factors), ("aten::_softmax", "softmax_warp_forward", scores))
+    for n, (op, kernel, dims) in enumerate(steps):
+        trace.op(op, 10 + 20 * n, 8, **{"Input type": ["c10::Half"] * 2, "Input Dims": dims})
         trace.kernel(kernel, 100 + 1000 * n, 1000, 12 + 20 * n)
     run = run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0))
     for finding in (finding_of(run, "slow-products"), finding_of(run, "memory-bound-kernels")):

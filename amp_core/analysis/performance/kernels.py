@@ -7,12 +7,13 @@ If another program recorded operators of the CPU beside kernels of a GPU, only t
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.gemm_shapes import is_matrix_op
+from amp_core.analysis.performance.gemm_shapes import is_matrix_op, product, tensor_shapes
 from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
 from amp_core.store.run import Run
 from amp_core.traces.collect import COMPILING
@@ -130,15 +131,32 @@ def is_compiled_in_part(run: Run) -> bool:
 
 
 SOFTMAX = "aten::_softmax"
+PRODUCTS_OF_BATCHES = ("aten::bmm", "aten::baddbmm")
 MIN_SOFTMAX_FRAC = 0.25
 """Time of softmax over that of the products of batches from which they are taken for attention."""
+MAX_SCORES_RATIO = 2.0
+"""Values of a softmax over those of a product of batches, or the other way round, up to which it may be of these: a
+model may add a column to its scores, or leave padding out."""
 
 
 def has_attention_in_steps(rows: pd.DataFrame) -> bool:
-    """Whether rows of kernels compute attention in steps: a softmax takes long beside products of batches."""
-    us = rows.groupby("op")["total_us"].sum()
-    products = us[us.index.isin(["aten::bmm", "aten::baddbmm"])].sum()
-    return bool(products > 0 and us.get(SOFTMAX, 0.0) >= MIN_SOFTMAX_FRAC * products)
+    """Whether rows of kernels compute attention in steps: a softmax of scores takes long beside products of batches."""
+    products_us = float(rows["total_us"][rows["op"].isin(PRODUCTS_OF_BATCHES)].sum())
+    return products_us > 0 and softmax_of_scores_us(rows) >= MIN_SOFTMAX_FRAC * products_us
+
+
+def softmax_of_scores_us(rows: pd.DataFrame) -> float:
+    """The time of softmax that may be of the scores of attention, microseconds: these are what a product of batches
+    makes. Others, as of experts, have other sizes. Of sizes that were not recorded, all of it."""
+    softmax, products = rows[rows["op"] == SOFTMAX], rows[rows["op"].isin(PRODUCTS_OF_BATCHES)]
+    made = [product(op, sizes) for op, sizes in products[["op", "in_shapes"]].drop_duplicates().itertuples(index=False)]
+    scores = [one.batch * one.sizes["M"] * one.sizes["N"] for one in made if one is not None]
+    values = [math.prod(next(iter(tensor_shapes(sizes)), ())) for sizes in softmax["in_shapes"]]
+    is_of_scores = [
+        sizes == "" or not scores or any(many <= MAX_SCORES_RATIO * one <= MAX_SCORES_RATIO**2 * many for one in scores)
+        for sizes, many in zip(softmax["in_shapes"], values, strict=True)
+    ]
+    return float(softmax["total_us"][is_of_scores].sum())
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ written once instead of twice, and those that follow one another to the time of 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.growing_joins import growing_joins
 from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attention_in_steps
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others, step_share
-from amp_core.traces.chains import ACCUMULATES, ADDS, BIASED, is_library
+from amp_core.analysis.performance.shortest_kernels import is_shortest
+from amp_core.traces.chains import ACCUMULATES, ADDS, BIASED, SORT_KERNELS, is_library
 
 FUSED_FRAC = 0.5
 """Share of their time that fusing takes away at least: a value is read and written once instead of twice."""
@@ -43,6 +45,8 @@ _AT_RANDOM = r"::(?:normal|uniform|random|exponential|cauchy|log_normal|geometri
 """Operators that fill tensors at random: their time goes to computing, and what reads them comes later."""
 _GENERATORS = "distribution_(?:elementwise|nullary)"
 """In the names of the kernels that do so."""
+_SORTS = r"::(?:topk|kthvalue|(?:arg|m)?sort|(?:nan)?median|mode|_?unique\w*|nonzero|masked_select)$"
+"""Operators that sort or choose values: compilers leave them as they are."""
 _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
@@ -88,9 +92,9 @@ def _fusible(rows: pd.DataFrame, by_torch: "pd.Series[bool]") -> pd.DataFrame:
     of_bias = bound["op"].isin(ADDS) & bound["top_op"].str.contains(BIASED)
     in_library = bound["top_op"].map(is_library).astype(bool) & ~of_bias
     bound = bound[(bound["phase"] != "optimizer") & ~in_library]
-    others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}")
-    others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}")
-    return bound[~others_work]
+    others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}|{SORT_KERNELS}")
+    others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}|{_SORTS}")
+    return bound[~others_work & ~growing_joins(bound)]
 
 
 def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
@@ -124,6 +128,9 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     halves_us, chains_us = FUSED_FRAC * basis.each_us(rest_us), basis.each_us(rest_us * bound["away_frac"])
     is_chained = chains_us > halves_us
     why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
+    are_shortest = 2 * float(bound["total_us"][is_shortest(rows)[bound.index]].sum()) > float(bound["total_us"].sum())
+    if are_shortest and not is_chained:
+        why = "most are as short as any, so fewer, fused ones take less"
     if lone_us:
         why += f", and casts between products, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""
@@ -141,6 +148,7 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
         SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
         fused_us=fused_us,
+        are_shortest=are_shortest,
         lone_us=lone_us,
     )
 

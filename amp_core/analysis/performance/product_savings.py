@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.blocks import blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.kernels import MatrixKinds, is_matrix, matrix_kinds
@@ -169,7 +170,8 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
     saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
     here = str(worst["padded"]) if _gain_by_padding(ops)[worst.name] else ""
     saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), here)
-    blocks_per_sm = _blocks_per_sm(run, worst.to_dict())
+    blocks = blocks_of(run, worst.to_dict())
+    blocks_per_sm = blocks.per_unit if blocks is not None else None
     made = product(str(worst["op"]), str(worst["in_shapes"]))
     return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, slowest=made, others=others(ops, "op"))
 
@@ -198,27 +200,6 @@ def _lower_rate(lower: SlowerProduct, basis: Basis) -> Saving:
     )
     each_us = (lower.us - lower.won_us) / max(1.0, lower.calls)
     return Saving("slow-products", lower.won_us / basis.steps, basis.cost.step_us, what, lower.op, ideal_us=each_us)
-
-
-ATTENTION_TILE = 128
-"""Queries of a head for which one block of a kernel of attention computes (FlashAttention: 64 to 128)."""
-
-
-def _blocks_per_sm(run: Run, row: Mapping[Hashable, Any]) -> float | None:
-    """Blocks per multiprocessor of the kernels of a row of `matrix_ops`, the mean over their time: as recorded, or for
-    attention from the input shapes; None if neither is known."""
-    frame = run.timeline
-    frame = frame[(frame["name"] == row["kernel"]) & (frame["op"] == row["op"]) & frame["blocks_per_sm"].notna()]
-    us = frame["total_us"].astype(float)
-    if us.sum() > 0:
-        return float((frame["blocks_per_sm"].astype(float) * us).sum() / us.sum())
-    made = product(str(row["op"]), str(row["in_shapes"]))
-    gpus = run.head.environment.get("gpus")
-    first = gpus[0] if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict) else {}
-    multiprocessors = first.get("multiprocessors")
-    if made is None or made.kind != "attention" or not made.queries or not isinstance(multiprocessors, int):
-        return None
-    return made.batch * -(-made.queries // ATTENTION_TILE) / multiprocessors if multiprocessors > 0 else None
 
 
 def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:

@@ -125,6 +125,8 @@ class Saving:
     """Of the same: whether `what` tells the transfer that takes longest."""
     fused_us: float = np.inf
     """Of memory-bound kernels: the part of `saved_us` that fusing alone saves."""
+    are_shortest: bool = False
+    """Of the same: whether most of their time is in kernels as short as any, which starting takes, and not memory."""
     lone_us: float = 0.0
     """Of the same: the part in casts between products, which nothing is fused with."""
     slowest: Product | None = None

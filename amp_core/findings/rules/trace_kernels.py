@@ -6,6 +6,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, shapes_of
 from amp_core.analysis.performance.gpus import is_before_triton
+from amp_core.analysis.performance.growing_joins import MIN_GROWING_FRAC, growing_joins
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     has_attention_in_steps,
@@ -29,7 +30,7 @@ from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.rules.trace_products import attention_in_steps
 from amp_core.findings.signals import facts
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, reported_saving, saving_finding, trains
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, percent
 
@@ -64,7 +65,8 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     here = _fp64(run)
     findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in found]
     adds = _added_gradients(run)
-    findings = [replace(f, advice=f"{f.advice} {adds}") if adds else f for f in findings]
+    grow = _growing(run)
+    findings = [replace(f, advice=" ".join(filter(None, (f.advice, adds, grow)))) for f in findings]
     savings = possible_savings(run)
     saving = savings.of("memory-bound-kernels") if savings is not None else None
     if saving is None or not saving.lone_us:
@@ -84,6 +86,19 @@ def _added_gradients(run: Run) -> str:
     return (
         f"Adding gradients to ones that exist already takes another {100 * us / whole_us:.0f} % of the {savings.unit}: "
         "with one backward per step, optimizer.zero_grad(set_to_none=True) leaves it out."
+    )
+
+
+def _growing(run: Run) -> str:
+    """That concatenations copy all of the one before, as a sentence, if that is much of the step; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    us, whole_us = float(rows["total_us"][growing_joins(rows)].sum()), float(window_rows(run)["wall_us"].sum())
+    if savings is None or us <= MIN_GROWING_FRAC * whole_us:
+        return ""
+    return (
+        f"Another {100 * us / whole_us:.0f} % of the {savings.unit} is in concatenations that each copy the result of "
+        "the one before: collect the parts in a list and concatenate once, or write them into a tensor allocated "
+        "beforehand."
     )
 
 
@@ -139,9 +154,12 @@ _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 
 def _memory_bound(run: Run) -> list[Finding]:
     """The finding, with advice on what is compiled already, and without smaller dtypes where these are in use."""
-    findings = _on_compiled(run)
-    if findings and _is_in_16_bits(run):
+    findings, saving = _on_compiled(run), reported_saving(run, "memory-bound-kernels")
+    are_shortest = saving is not None and saving.are_shortest
+    if findings and (are_shortest or _is_in_16_bits(run)):
         findings = [replace(f, advice=f.advice.replace(_SMALLER, "")) for f in findings]
+    if are_shortest:
+        findings = [replace(f, advice=f.advice.replace(_FEWER_PASSES, _FEWER_KERNELS)) for f in findings]
     return findings
 
 
@@ -153,6 +171,8 @@ def _is_in_16_bits(run: Run) -> bool:
     return float(rows["total_us"][half].sum()) >= MIN_HALF_FRAC * float(rows["total_us"].sum()) > 0
 
 
+_FEWER_PASSES = "memory-bound, so fewer passes over memory help"
+_FEWER_KERNELS = "mostly as short as any, so starting them takes their time, and fewer ones help"
 _SMALLER, MIN_HALF_FRAC = ", as do smaller dtypes", 0.9
 _HALF = r"(?i)bfloat16|c10::Half|__half"
 """In the names of types of 16 bits."""

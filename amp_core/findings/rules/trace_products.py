@@ -5,14 +5,18 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.blocks import MAX_FEW_BLOCKS, is_long_sum
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     has_attention_in_steps,
     is_matrix,
     kernel_rows,
+    softmax_of_scores_us,
 )
 from amp_core.analysis.performance.saving import longest_name
+from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, reported_saving, saving_finding
@@ -235,8 +239,11 @@ def slow_products(run: Run) -> list[Finding]:
         remedy = _LARGE_ON_AMD if remedy is _LARGE_PRODUCTS else remedy
         remedy = _ATTENTION_ON_AMD if remedy is _LARGE["attention"] else remedy
     if remedy is _ALIGNED["bmm"] and not _has_softmax(run, findings[0].where):
-        remedy = _SMALL_BATCHES
+        savings = possible_savings(run)
+        remedy = _GATHERED if savings is not None and gathered_matrices(run, savings) else _SMALL_BATCHES
     made = slow.slowest if slow is not None else None
+    if slow is not None and made is not None and slow.blocks_per_sm is not None and is_long_sum(made):
+        remedy = _SPLIT_SUM if slow.blocks_per_sm < MAX_FEW_BLOCKS else remedy
     if "attention" in findings[0].where and made is not None and 0 < (made.keys or 0) < MIN_OF_TILE:
         remedy = _PARTS_OF_TILES
     if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
@@ -247,10 +254,10 @@ def slow_products(run: Run) -> list[Finding]:
 
 
 def _has_softmax(run: Run, op: str) -> bool:
-    """Whether a softmax takes a share of the time of that operator's products that it does in attention."""
+    """Whether a softmax of scores takes a share of the time of that operator's products that it does in attention."""
     rows = kernel_rows(run)
-    softmax_us, products_us = (float(rows["total_us"][rows["op"] == name].sum()) for name in (SOFTMAX, op))
-    return softmax_us >= MIN_SOFTMAX_FRAC * products_us > 0
+    products_us = float(rows["total_us"][rows["op"] == op].sum())
+    return softmax_of_scores_us(rows) >= MIN_SOFTMAX_FRAC * products_us > 0
 
 
 MIN_SOFTMAX_FRAC = 0.1
@@ -362,3 +369,14 @@ _SMALL_BATCHES = Remedy(
     "y = x.flatten(0, 1) @ weight   # one product, instead of one for each of the batch",
 )
 """Without a softmax about as long, they are none of attention."""
+_GATHERED = Remedy(
+    "The products of a batch are too small for this GPU, and their matrices are copies that are gathered for them. "
+    "Use a grouped product, which reads the matrices where they are.",
+    "y = torch.nn.functional.grouped_mm(rows, weights, offs=ends)   # rows in the order of their matrices",
+)
+_SPLIT_SUM = Remedy(
+    "The result is small and each of its values is a long sum, so few blocks compute it all. Split the sums: multiply "
+    "parts of them as a batch, and add the results.",
+    "parts = torch.bmm(a.unflatten(1, (64, -1)).transpose(0, 1), b.unflatten(0, (64, -1)))   # of a @ b\n"
+    "y = parts.sum(0)",
+)
