@@ -40,8 +40,9 @@ AT_START = Remedy(
     "following = model(next_batch)   # where each pass waits; before results of the last one are read",
 )
 EARLY = Remedy(
-    "From then on the host is ahead of the device: what comes before is set-up, captures of graphs or first passes. Do "
-    "these before the work that counts, and profile what follows.",
+    "From then on the host is ahead of the device. Where what comes before is set-up, captures of graphs or first "
+    "passes, do it before the work that counts, and profile what follows; where each pass begins so, compile it or "
+    "capture it too.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts, in every size that occurs",
 )
 LACKS_MODEL = Remedy(

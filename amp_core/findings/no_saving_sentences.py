@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from amp_core.analysis.performance.blocks import MAX_FEW_BLOCKS, blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
@@ -19,6 +20,7 @@ from amp_core.analysis.performance.kernels import (
     matrix_kinds,
     window_rows,
 )
+from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
@@ -26,6 +28,7 @@ from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.analysis.performance.step_cost import part_of
 from amp_core.analysis.performance.timeline import timeline
 from amp_core.findings.matrix_sentences import matrix_work
+from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
@@ -117,6 +120,8 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     others = rows["total_us"][~is_matrix(rows)].groupby(named).sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time" if share > MAIN_OP_FRAC else ""
+    at_rate = _at_rate(run, rows[~is_matrix(rows) & (named == others.idxmax())]) if longest else _Beside()
+    longest += at_rate.sentences
     if savings.peak_frac is None and work.kernel_frac > MAIN_PRODUCT_FRAC and not longest:
         it_takes = "it takes" if len(work.kinds.fracs) == 1 else "they take"
         kernels = rows["op"].where((rows["op"] != "") & ~rows["op"].map(is_compiled_code).astype(bool), named_by_kernel)
@@ -147,11 +152,11 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
             f"{kernel_in_words(other)} takes {percent(other_frac)} of the {savings.unit}{in_steps}. "
             f"Products, those of attention among them, take {percent(work.frac)}{work.where}.{rest}"
         )
-    beside = _Beside() if longest else _beside_products(run, savings)
+    beside = at_rate if longest else _beside_products(run, savings)
     change = "no single change that is looked for" if beside.is_left else "no single change"
     change = f"in 16 bits, {change}" if in_16_bits else change
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
-    return f"{nothing}: {told}.{beside.sentences}{rest}"
+    return f"{nothing}: {told}.{'' if longest else beside.sentences}{rest}"
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,24 @@ LARGE_ELEMENTS = 2**27
 """A tensor of so many elements is larger than the cache of any GPU."""
 MIN_PASS_FRAC = 0.05
 """Share of the time of such kernels from which one passes over the tensor, and does not read a few of its values."""
+
+
+def _at_rate(run: Run, rows: pd.DataFrame) -> _Beside:
+    """The rate at which large calls of an operator that memory bounds move memory, as part of a sentence; nothing for
+    others, and where the rate or that of the data sheet is unknown."""
+    rates = dense_rates(profiled_gpu(run, str(run.head.config.get("device") or "")).name)
+    bounds = part_of(rows).isin(_MEMORY_PARTS).all() and (rows["total_us"] >= MIN_LARGE_US * rows["count"]).all()
+    rate = rate_at_most(rows) if bounds else 0.0
+    if rates is None or not rate or rate > rates.gb_per_s:
+        return _Beside()
+    frac = rate / rates.gb_per_s
+    return _Beside(f", at up to {number(rate, 'GB/s')}, {percent(frac)} of its memory's rate", frac < GOOD_RATE_FRAC)
+
+
+MIN_LARGE_US = 50.0
+"""Shorter kernels move less than memory could while they start and end."""
+GOOD_RATE_FRAC = 0.6
+"""Share of the data sheet's rate of memory that kernels should reach that read and write large tensors once."""
 
 
 def _longest_other(run: Run) -> tuple[str, float]:

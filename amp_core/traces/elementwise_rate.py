@@ -1,7 +1,7 @@
 """At which rate long elementwise kernels move memory at most: by their threads, of which each handles 16 bytes of a
-tensor (`vectorized_elementwise_kernel` of torch: 4 elements of 32 bits, 8 of 16).
+tensor, and on AMD's GPUs 64 (`vectorized_elementwise_kernel` of torch: 4 elements of 32 bits, 8 of 16; 16 in ROCm).
 
->>> elementwise_rate(events)
+>>> elementwise_rate(events, amd=False)
 ElementwiseRate(us=89200.0, most_bytes=342000000.0, kernel_us=247000.0)
 """
 
@@ -18,7 +18,7 @@ from amp_core.traces.events import TraceEvents
 VECTORIZED = "vectorized_elementwise_kernel"
 MIN_LONG_US = 100.0
 """A shorter kernel of many threads tells less of the rate than of its start."""
-BYTES_OF_THREAD, MOST_TENSORS = 16, 3
+BYTES_OF_THREAD, BYTES_OF_THREAD_ON_AMD, MOST_TENSORS = 16, 64, 3
 """Of one tensor by a thread; and two inputs with an output."""
 MAX_THREADS = 2**40
 
@@ -47,7 +47,7 @@ def _sizes(value: Any) -> list[int]:
     return value if is_known else []
 
 
-def elementwise_rate(events: TraceEvents) -> ElementwiseRate | None:
+def elementwise_rate(events: TraceEvents, *, amd: bool) -> ElementwiseRate | None:
     """The rate of a trace; None without such kernels."""
     if not events.kernel_threads:
         return None
@@ -56,6 +56,6 @@ def elementwise_rate(events: TraceEvents) -> ElementwiseRate | None:
     threads = float(sum(events.kernel_threads.values()))
     return ElementwiseRate(
         us=float(length[list(events.kernel_threads)].sum()),
-        most_bytes=threads * BYTES_OF_THREAD * MOST_TENSORS,
+        most_bytes=threads * (BYTES_OF_THREAD_ON_AMD if amd else BYTES_OF_THREAD) * MOST_TENSORS,
         kernel_us=float(length[computes[np.asarray(events.work.name, dtype=np.int64)]].sum()),
     )

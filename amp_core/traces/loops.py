@@ -195,7 +195,8 @@ def _operators(events: TraceEvents, host: Host) -> npt.NDArray[np.int64]:
     """The operators that the loop's thread calls itself, in order, without those that load data and the optimizer's."""
     operators = outermost_operators(events, host)
     own = np.asarray(events.spans.thread)[operators] == host.loop_thread
-    return operators[own & ~np.isin(host.region_of_span[operators], (DATA, OPTIMIZER, WATCH))]
+    chosen: npt.NDArray[np.int64] = operators[own & ~np.isin(host.region_of_span[operators], (DATA, OPTIMIZER, WATCH))]
+    return chosen
 
 
 def outermost_operators(events: TraceEvents, host: Host) -> npt.NDArray[np.int64]:

@@ -451,7 +451,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         recomputation=recomputation(events, host, linked),
         compilations=compilations(events),
         slow_device=slow_device(events, host, linked),
-        elementwise_rate=elementwise_rate(events),
+        elementwise_rate=elementwise_rate(events, amd=amd),
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),

@@ -164,8 +164,8 @@ class Replay:
         sooner = array("d", bytes(8 * len(self.order)))  # by work, when it ends
         host_sooner, at = 0.0, 0
         # As memory views, which make a number of Python's only when it is read.
-        wait_ends, waited_for, left_out = memoryview(self.wait_ends), memoryview(self.waited_for), memoryview(without)
-        lengths, wait_slacks = memoryview(self.wait_us), memoryview(self.wait_slack_us)
+        wait_ends, waited_for, left_out = self.wait_ends.data, self.waited_for.data, without.data
+        lengths, wait_slacks = self.wait_us.data, self.wait_slack_us.data
         columns = (
             shorter_us[self.order],
             self.launched,

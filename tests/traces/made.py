@@ -179,7 +179,7 @@ def run_of(tmp_path, trace, gpu="Tesla V100-SXM2-32GB", capability=(7, 0), **hea
     major, minor = capability
     tmp_path.mkdir(exist_ok=True)
     properties = [{"name": gpu, "computeMajor": major, "computeMinor": minor}] if gpu else []
-    document = trace.document(deviceProperties=properties, **head)
+    document = trace.document(**({"deviceProperties": properties} | head))
     return load_run(import_traces([write(tmp_path / "t.json", document)], tmp_path / "run"))
 
 

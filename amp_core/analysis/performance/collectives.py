@@ -371,25 +371,49 @@ def slow_collectives(run: Run) -> SlowCollectives | None:
             shortest_us, fastest = min(shortest_us, us), min(fastest, (bytes_, us), key=lambda one: one[1] / one[0])
             transfer_us = min(shortest_us, SMALL_RATE_RATIO * bytes_ * fastest[1] / fastest[0])
             transfer_us = max(LATENCY_US if len(same) < MIN_CALLS else 0.0, transfer_us)
-            slow = same[same["total_us"] >= MIN_SLOW_RATIO * transfer_us]
+            in_host_us = _in_host_us(run, bytes_)
+            is_of_host = in_host_us < MIN_SLOW_RATIO * transfer_us
+            transfer_us, limit_us = (in_host_us,) * 2 if is_of_host else (transfer_us, MIN_SLOW_RATIO * transfer_us)
+            slow = same[same["total_us"] >= limit_us]
             each_us = (slow["alone_us"] - transfer_us).clip(lower=0.0)
             waiting_us += float(each_us.sum())
             if len(slow) and each_us.max() > longest_us:
                 worst = slow.iloc[int(each_us.to_numpy().argmax())]
                 on = f" on rank {worst['rank']:.0f}" if frame["rank"].nunique() > 1 else ""
                 equal = len(same) if us == fastest[1] else 0
-                longest_us, longest = float(each_us.max()), _beside(worst, on, *fastest, equal=equal)
+                longest_us = float(each_us.max())
+                longest = _in_one_host(worst, on) if is_of_host else _beside(worst, on, *fastest, equal=equal)
     return SlowCollectives(waiting_us / _steps(run), longest) if waiting_us > 0 else None
 
 
 def _beside(slow: "pd.Series[Any]", on: str, bytes_: float, us: float, *, equal: int) -> str:
     """A slow collective beside one of other bytes, or beside the shortest of as many `equal` ones."""
-    kind = str(slow["name"]).replace("_", "-")
-    return (
-        f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(float(slow['message_bytes']))} takes{on} "
-        f"{number(float(slow['total_us']) / 1e3, 'ms')}, "
-        f"{f'the shortest of {equal} such' if equal else f'one of {size(bytes_)}'} {number(us / 1e3, 'ms')}"
-    )
+    other = f"the shortest of {equal} such" if equal else f"one of {size(bytes_)}"
+    return f"{_takes(slow, on)}, {other} {number(us / 1e3, 'ms')}"
+
+
+def _in_one_host(slow: "pd.Series[Any]", on: str) -> str:
+    """A slow collective of GPUs of one host."""
+    rate = number(float(slow["message_bytes"] / slow["total_us"]) / 1e3, "GB/s")
+    return f"{_takes(slow, on)}, only {rate} between GPUs of one host"
+
+
+def _takes(slow: "pd.Series[Any]", on: str) -> str:
+    kind, long = str(slow["name"]).replace("_", "-"), number(float(slow["total_us"]) / 1e3, "ms")
+    return f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(float(slow['message_bytes']))} takes{on} {long}"
+
+
+def _in_host_us(run: Run, bytes_: float) -> float:
+    """What a collective may need at most where all ranks have a GPU of the same host, microseconds; infinite where that
+    is not known."""
+    gpus, ranks = run.head.environment.get("gpus"), run.head.world_size
+    is_one_host = isinstance(gpus, list) and len(gpus) >= ranks > 1
+    return HOST_LATENCY_US + bytes_ / (1e3 * MIN_HOST_GB_PER_S) if is_one_host else np.inf
+
+
+HOST_LATENCY_US, MIN_HOST_GB_PER_S = 100.0, 2.0
+"""Far more than NCCL needs between GPUs of one host, and far less than what PCIe of the third generation moves (16 GB/s
+in each direction with 16 lanes): through the host's memory it passes twice."""
 
 
 MIN_CALLS = 50

@@ -33,6 +33,14 @@ def far_below_memory(rows: pd.DataFrame, gb_per_s: float | None) -> "pd.Series[b
     return far.reindex(rows.index, fill_value=False)
 
 
+def rate_at_most(rows: pd.DataFrame) -> float:
+    """The rate in GB/s at which rows of `kernels` move memory at most, by the same bytes; 0 if sizes are unknown for
+    one of them."""
+    bytes_ = [_at_most(shapes, dtypes) for shapes, dtypes in zip(rows["in_shapes"], rows["in_dtypes"], strict=True)]
+    moved = float((pd.Series(bytes_, index=rows.index, dtype=float) * rows["count"]).sum())
+    return moved / (1e3 * float(rows["total_us"].sum())) if bytes_ and min(bytes_) > 0 else 0.0
+
+
 def _at_most(shapes: str, dtypes: str) -> int:
     """The bytes that one call moves at most; 0 if no size is known."""
     sizes = tensor_shapes(shapes)

@@ -91,10 +91,25 @@ def _fusible(rows: pd.DataFrame, by_torch: "pd.Series[bool]") -> pd.DataFrame:
     bound = rows[(rows["category"].isin(["norm", "elementwise", "reduction", "cast"]) | joins) & by_torch]
     of_bias = bound["op"].isin(ADDS) & bound["top_op"].str.contains(BIASED)
     in_library = bound["top_op"].map(is_library).astype(bool) & ~of_bias
+    if _is_one_call(rows, bound):
+        return bound[:0]
     bound = bound[(bound["phase"] != "optimizer") & ~in_library]
     others_work = bound["name"].str.contains(f"{_POOLS}|{_GENERATORS}|{SORT_KERNELS}")
     others_work |= bound["op"].str.contains(f"{_POOLS}|{SCATTERS}|{_AT_RANDOM}|{_SORTS}")
     return bound[~others_work & ~growing_joins(bound)]
+
+
+def _is_one_call(rows: pd.DataFrame, bound: pd.DataFrame) -> bool:
+    """Whether a program does nothing but call one operator on tensors of one size again, as to measure it: then there
+    is nothing to fuse it with."""
+    us = float(bound["total_us"].sum())
+    calls = bound[["op", "in_shapes"]].drop_duplicates()
+    is_all = us >= MIN_ONE_CALL_FRAC * float(rows["total_us"].sum()) > 0
+    return is_all and len(calls) == 1 and bool((calls["in_shapes"] != "").all())
+
+
+MIN_ONE_CALL_FRAC = 0.95
+"""Share of the kernel time in such calls from which a program does nothing else."""
 
 
 def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
@@ -158,6 +173,21 @@ def _away_frac(rows: pd.DataFrame) -> "pd.Series[float]":
     return (rows["fused_away_us"] / rows["total_us"]).where(rows["total_us"] > 0).fillna(0.0)
 
 
+def _addcdiv_us(stepping: pd.DataFrame, basis: Basis) -> float:
+    """What memory bounds of an optimizer's `addcdiv`, the last operation of Adam and its kind, microseconds per step;
+    infinite where it has none, or short ones."""
+    last = stepping[stepping["op"].str.contains("addcdiv", regex=False)]
+    is_long = len(last) and last["total_us"].sum() >= MIN_BOUND_US * last["count"].sum()
+    return basis.each_us(last["total_us"]) if is_long else np.inf
+
+
+ADAM_ACCESSES, ADDCDIV_ACCESSES = 7, 4
+"""Accesses to each element: Adam's fused step reads parameter, gradient and two moments and writes three of them, and
+addcdiv reads three tensors and writes one (`aten/src/ATen/native/cuda/fused_adam_impl.cu`, `ForeachPointwiseOp.cu`)."""
+MIN_BOUND_US = 20.0
+"""Shorter kernels take their time to start, too."""
+
+
 def _layouts(rows: pd.DataFrame, basis: Basis) -> Saving:
     """What convolutions save whose inputs have the layout that their kernels compute in."""
     turned = layout_rows(rows)
@@ -187,7 +217,7 @@ def _optimizer(rows: pd.DataFrame, basis: Basis) -> Saving:
     us, each = (basis.each_us(stepping[name]) for name in ("total_us", "count"))
     if stepping["name"].str.contains(_PLAIN_SGD, regex=False).all():
         us = 0.0
-    saved_us = FUSED_FRAC * us
+    saved_us = max(FUSED_FRAC * us, us - ADAM_ACCESSES / ADDCDIV_ACCESSES * _addcdiv_us(stepping, basis))
     if each > FUSED_KERNELS and us <= MAX_FLOOR_US * each:  # as long as any kernel: fewer are shorter by their number
         saved_us = us * (1 - FUSED_KERNELS / each)
     return Saving(

@@ -176,7 +176,7 @@ _SYNC_REMEDIES = {
     ),
     "aten::nonzero": Remedy(
         "The size of the result depends on the values, so the host waits for them. Use `torch.where` or a mask "
-        "instead.",
+        "where what follows may keep the size; otherwise select once for all.",
         "y = torch.where(mask, x, 0.0)   # instead of x[mask]",
     ),
 }

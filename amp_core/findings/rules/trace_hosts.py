@@ -203,7 +203,7 @@ def _in_many_operators(run: Run) -> bool:
     us = saving.saved_us * steps
     outside_us = float(windows["host_outside_us"].fillna(0.0).sum())
     (op, op_us), (_, function_us) = (longest_named(windows, column) for column in ("host_op", "host_function"))
-    if kernel_rows(run)[["op", "top_op"]].eq(op).any(axis=None):  # its calls launch
+    if kernel_rows(run)[["op", "top_op"]].isin([op]).any(axis=None):  # its calls launch
         op_us = 0.0
     return max(op_us, function_us) < MIN_OF_ONE_FRAC * us and outside_us < MAX_OUTSIDE_FRAC * us
 
