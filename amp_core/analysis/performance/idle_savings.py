@@ -74,7 +74,7 @@ def _after_syncs(idle: Idle) -> Saving:
         if idle.windows["unwaited_alone_us"].notna().all():  # not in runs of older versions
             alone_us = idle.us("unwaited_alone_us")
         in_syncs = "" if not where else f" ({where})" if number == 1 else f", the longest in {where}"
-        what = f"The host launches late after {number_of}{in_syncs}: without these waits it would be ahead of the GPU"
+        what = f"The host launches late after {number_of}{in_syncs}: without these waits it would launch sooner"
     where = where or "synchronizing calls"
     saving = Saving("host-syncs", us, idle.basis.cost.step_us, what, where, copies_values=bool(of_values))
     return replace(saving, alone_us=alone_us)
