@@ -34,7 +34,8 @@ def test_a_long_kernel_that_moves_little_is_not_bound_by_memory(us, count, shape
 def test_kernels_far_below_the_rate_of_memory_are_not_told_to_be_fused(tmp_path, size, told):
     trace = Made()
     for n in range(6):
-        trace.op("aten::relu", 20 * n, 18, **{"Input Dims": [[size, size]], "Input type": ["float"]})
+        rows = size + n % 2  # one call again and again has nothing to be fused with
+        trace.op("aten::relu", 20 * n, 18, **{"Input Dims": [[rows, size]], "Input type": ["float"]})
         trace.kernel(made.RELU, 100 + 400 * n, 400, 20 * n + 5)
     codes = [f.code for f in diagnose(run_of(tmp_path, trace, *A100))]
     assert ("memory-bound-kernels" in codes) == told
