@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.collectives import collective_rows
-from amp_core.analysis.performance.communication_savings import late_rank_saving
 from amp_core.analysis.performance.kernels import (
     SOFTMAX,
     ZEROING,
@@ -23,6 +22,7 @@ from amp_core.analysis.performance.kernels import (
     without_ranges,
 )
 from amp_core.analysis.performance.late_launches import IN_ONE_GAP, MIN_ONE_GAP_FRAC
+from amp_core.analysis.performance.late_rank_savings import late_rank_saving
 from amp_core.analysis.performance.layouts import layout_copies
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.repeated_work import MIN_LOOP_FIRST_FRAC, loop_frac

@@ -75,7 +75,7 @@ MAIN_KERNEL_FRAC = 0.2
 
 def _copies(savings: Savings, largest: Saving) -> Part | None:
     """Copies, where they are most of a step of which less would be saved."""
-    copies, frac = savings.of("copies"), float(np.nan_to_num(savings.cost.us("copy"))) / savings.cost.step_us
+    copies, frac = savings.of("copies", Saving), float(np.nan_to_num(savings.cost.us("copy"))) / savings.cost.step_us
     if copies is None or copies is largest or frac <= MIN_MAIN_FRAC or largest.share >= MAX_SMALL_FRAC:
         return None
     return Part(f"{copies.what}.", frac, it="that", is_saving=True)

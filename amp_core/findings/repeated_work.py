@@ -5,7 +5,7 @@
 """
 
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.signals import facts
 from amp_core.store.run import Run
@@ -71,7 +71,7 @@ def _is_behind_device(run: Run) -> bool:
     savings = possible_savings(run)
     if savings is None:
         return False
-    late = [saving for code in _LATE if (saving := savings.of(code)) is not None]
+    late = [saving for code in _LATE if (saving := savings.of(code, Saving)) is not None]
     return sum(saving.saved_us for saving in late) < MIN_SAVED_FRAC * savings.cost.step_us
 
 

@@ -14,6 +14,7 @@ scaler.step(optimizer)
 scaler.update()
 optimizer.zero_grad()"""
 """A step with a GradScaler."""
+WITH_SCALER = "scaler = torch.amp.GradScaler(device_type)\n\n" + LOOP
 ISLAND = """\
 class InFloat32(torch.nn.Module):
     def __init__(self, module):

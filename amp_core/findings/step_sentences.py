@@ -16,7 +16,7 @@ from amp_core.analysis.performance.kernels import (
     numbers_of_import,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, ProductSaving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.signals import facts
 from amp_core.hardware.data_sheets import dense_rates
@@ -298,7 +298,7 @@ def ahead_before(run: Run) -> str:
     calls_us, idle_us = (float(windows[name].fillna(0.0).sum()) for name in ("host_call_us", "idle_us"))
     if calls_us > idle_us / 2:  # calls that allocate or load take long without a profiler, too
         return ""
-    products = savings.of("fp32-products")
+    products = savings.of("fp32-products", ProductSaving)
     full, ahead = products.unlimited if products is not None else None, ""
     if full is not None and full.share >= MIN_SAVED_FRAC:
         ahead = f": if the host is ahead there, {full.in_sentence} ({full.how_much(savings.unit)})"

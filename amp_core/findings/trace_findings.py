@@ -1,46 +1,43 @@
-"""Findings on imported traces from possible savings.
+"""Findings on imported traces from possible savings. A rule chooses the remedy for the saving.
 
->>> saving_finding(run, "copies")[0].title
+>>> saving = reported_saving(run, "copies", Saving)
+>>> saving_finding(run, saving, guides_remedy(saving)).title
 'The GPU only copies and fills for 22 % of the step; could save up to 25.1 of 116 ms'
 """
 
 import re
 from dataclasses import replace
+from typing import TypeVar
 
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, unit_of
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.analysis.performance.step_cost import step_cost
 from amp_core.findings.model import Finding, Remedy
-from amp_core.findings.registry import make_finding
+from amp_core.findings.registry import GUIDE, make_finding
 from amp_core.store.run import Run
 
 SAVING_THRESHOLD = "Possible savings of at least 5 % of the step."
 """What a guide entry states as its threshold if its finding is one of the possible savings."""
 
 
-def reported_saving(run: Run, code: str) -> Saving | None:
-    """The saving of that code, if it is large enough for a finding; else None."""
+_Kind = TypeVar("_Kind", bound=Saving)
+
+
+def reported_saving(run: Run, code: str, kind: type[_Kind]) -> _Kind | None:
+    """The saving of that code, if it is large enough for a finding; None without one of that kind."""
     savings = possible_savings(run)
-    return next((c for c in savings.ranked if c.code == code), None) if savings is not None else None
+    return savings.reported(code, kind) if savings is not None else None
 
 
-def saving_finding(
-    run: Run, code: str, inference_advice: str = "", inference_snippet: str = "", *, training: bool = False
-) -> list[Finding]:
-    """The finding `code` if a trace has that saving. The advice and the snippet are for traces without training, or
-    with `training` for all."""
-    savings, saving = possible_savings(run), reported_saving(run, code)
-    if savings is None or saving is None:
-        return []
-    remedy = None
-    if inference_advice and (training or not savings.trains):
-        remedy = Remedy(inference_advice, inference_snippet)
-    won = saving.saved_us > 0
-    whole = f"the {savings.unit} with the time before it" if saving.lead_us else f"the {savings.unit}"
+def saving_finding(run: Run, saving: Saving, remedy: Remedy) -> Finding:
+    """The finding on a saving of a trace."""
+    won, unit = saving.saved_us > 0, unit_of(step_cost(run))
+    whole = f"the {unit} with the time before it" if saving.lead_us else f"the {unit}"
     others = f", with {saving.others} other{'s' if saving.others > 1 else ''}" if saving.others else ""
     if saving.is_of_part:
         others = ", with what the host does beside it"
     finding = make_finding(
-        code,
+        saving.code,
         f"{saving.what}; could save {saving.how_much()}" if won else saving.what,
         saving.where,
         value=saving.share if won else None,
@@ -48,19 +45,28 @@ def saving_finding(
         unit=f"share of {whole} saved{others}" if won else "",
         remedy=remedy,
     )
-    if saving.here:
-        finding = replace(finding, advice=f"{finding.advice} Here: {saving.here}.")
-    return [replace(finding, win_ms=float(saving.rank_us) / 1e3 if won else None)]
+    return for_what_runs(run, replace(finding, win_ms=float(saving.rank_us) / 1e3 if won else None))
 
 
-def for_what_runs(run: Run, findings: list[Finding]) -> list[Finding]:
-    """The findings of a trace, with code that calls the model alone where the trace contains no training, and with
+def guides_remedy(saving: Saving) -> Remedy:
+    """The guide's advice, and what the trace adds to it."""
+    entry = GUIDE[saving.code]
+    return Remedy(f"{entry.advice}{in_this_trace(saving)}", entry.snippet, entry.frameworks)
+
+
+def in_this_trace(saving: Saving) -> str:
+    """What the trace adds to the advice, after it; empty if nothing."""
+    return f" Here: {saving.here}." if saving.here else ""
+
+
+def for_what_runs(run: Run, finding: Finding) -> Finding:
+    """The finding on a trace, with code that calls the model alone where the trace contains no training, and with
     torch_npu's profiler where that recorded it."""
     if str(run.head.config.get("device")).startswith("npu"):
-        findings = [replace(f, advice=_for_npu(f.advice), snippet=_for_npu(f.snippet)) for f in findings]
+        finding = replace(finding, advice=_for_npu(finding.advice), snippet=_for_npu(finding.snippet))
     if trains(run):
-        return findings
-    return [replace(f, snippet=f.snippet.replace("train_step(batch)", "model(batch)")) for f in findings]
+        return finding
+    return replace(finding, snippet=finding.snippet.replace("train_step(batch)", "model(batch)"))
 
 
 def _for_npu(text: str) -> str:

@@ -30,7 +30,7 @@ from amp_core.analysis.performance.late_launches import (
     waits_early,
 )
 from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, IdleSaving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import (
     AHEAD_OF_GRAPH,
@@ -80,7 +80,7 @@ from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, LAUNCH_BEFORE_WAITS, TIME_BY_EVENTS
 from amp_core.findings.step_sentences import passes_sentence
-from amp_core.findings.trace_findings import for_what_runs, reported_saving, saving_finding
+from amp_core.findings.trace_findings import guides_remedy, reported_saving, saving_finding
 from amp_core.findings.trace_sentence import may_lack_model
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count, percent
@@ -88,51 +88,48 @@ from amp_core.text.formatting import mean_count, percent
 
 def launch_bound_of_trace(run: Run) -> list[Finding]:
     """`launch-bound` of an imported trace, with advice on what is left to do."""
-    findings = saving_finding(run, "launch-bound")
-    if not findings:
+    saving = reported_saving(run, "launch-bound", IdleSaving)
+    if saving is None:
         return []
-    remedy = launch_remedy(run)
-    if remedy is not None:
-        findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+    remedy = launch_remedy(run) or guides_remedy(saving)
     if remedy not in _AT_FIRST:
-        findings = [_with_details(run, f) for f in findings]
+        remedy = _with_details(run, remedy, saving)
     if facts(run.head.environment, "profiler").get("with_stack"):
-        findings = [replace(f, advice=f"{f.advice} {_SLOWED}") for f in findings]
-    return findings if remedy is None else for_what_runs(run, findings)
+        remedy = replace(remedy, advice=f"{remedy.advice} {_SLOWED}")
+    return [saving_finding(run, saving, remedy)]
 
 
 _AT_FIRST = (FIRST_PASS, AT_START, EARLY)
 """Advice for what happens at the start alone: nothing of the loop shortens that."""
 
 
-def _with_details(run: Run, finding: Finding) -> Finding:
-    """The finding, with what else of the loop's launches, waits and longer gaps can be shortened."""
+def _with_details(run: Run, remedy: Remedy, saving: IdleSaving) -> Remedy:
+    """The remedy, with what else of the loop's launches, waits and longer gaps can be shortened."""
     share, casts = _zeroing_frac(run), _autocasts(run)
     zeroing = _ZEROING.format(share=percent(share)) if share >= MIN_ZEROING_FRAC else ""
-    advice = " ".join(filter(None, (finding.advice, zeroing, casts)))
-    finding = with_waits(run, replace(finding, advice=advice))
-    saving = reported_saving(run, "launch-bound")
-    if saving is None or not saving.host.has_longer_gaps or not _is_outside(run):
-        return finding
-    return replace(finding, advice=f"{finding.advice} {_longer(run)}")
+    advice = " ".join(filter(None, (remedy.advice, zeroing, casts)))
+    remedy = with_waits(run, replace(remedy, advice=advice))
+    if not saving.host.has_longer_gaps or not _is_outside(run):
+        return remedy
+    return replace(remedy, advice=f"{remedy.advice} {_longer(run)}")
 
 
-def with_waits(run: Run, finding: Finding) -> Finding:
-    """The finding, with the waits that a graph does not go across where its code captures one."""
+def with_waits(run: Run, remedy: Remedy) -> Remedy:
+    """The remedy, with the waits that a graph does not go across where its code captures one."""
     windows = window_rows(run)
     syncs, last, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "last_syncs", "steps"))
     per = steps or float(len(windows))
     if not steps:  # of several steps, each has a last one
         syncs -= last
-    captures = any(call in finding.snippet for call in _CAPTURING) and not replays_one_graph(run)
+    captures = any(call in remedy.snippet for call in _CAPTURING) and not replays_one_graph(run)
     captures &= run.head.config.get("launch_blocking") is not True  # then it waits for each kernel
-    if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in finding.advice:
-        return finding
+    if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in remedy.advice:
+        return remedy
     ops = windows["sync_op"][windows["sync_op"] != ""]
     where = f", the longest in {ops.mode().iloc[0]}" if len(ops) else ""  # not the most often
     unit = "step" if steps else "profiled window"
     times = f"{mean_count(syncs / per)} times per {unit}{where}"
-    return replace(finding, advice=f"{finding.advice} The host waits for the GPU {times}: no graph goes across a wait.")
+    return replace(remedy, advice=f"{remedy.advice} The host waits for the GPU {times}: no graph goes across a wait.")
 
 
 MIN_OUTSIDE_FRAC = 0.5
@@ -383,7 +380,7 @@ def _launches_between_waits(run: Run) -> float | None:
 def _waits_between_steps(run: Run) -> bool:
     """Whether nearly all of the idle time comes before the first work of a step, in a loop that waits in each."""
     windows, savings = window_rows(run), possible_savings(run)
-    saving = savings.of("launch-bound") if savings is not None else None
+    saving = savings.of("launch-bound", IdleSaving) if savings is not None else None
     syncs, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "steps"))
     return saving is not None and saving.lead_us >= MIN_LEAD_FRAC * saving.saved_us > 0 and syncs >= steps > 0
 

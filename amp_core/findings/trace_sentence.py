@@ -17,7 +17,16 @@ from amp_core.analysis.performance.kernels import (
     of_copies,
     window_rows,
 )
-from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, Saving, longest_name, step_share
+from amp_core.analysis.performance.saving import (
+    MIN_KERNEL_US,
+    MIN_SAVED_FRAC,
+    CommunicationSaving,
+    IdleSaving,
+    LateRankSaving,
+    Saving,
+    longest_name,
+    step_share,
+)
 from amp_core.analysis.performance.savings import Savings, possible_savings
 from amp_core.findings.cpu_sentences import cpu_sentence
 from amp_core.findings.few_rows import few_rows, in_8_bits
@@ -251,7 +260,8 @@ def _is_larger_of_hosts(savings: Savings) -> bool:
     if len(savings.ranked) < 2:
         return False
     first, second = savings.ranked[:2]
-    return first.is_of_all_hosts and second.code in LATE_LAUNCHES and second.saved_us > first.saved_us
+    of_all_hosts = isinstance(first, LateRankSaving) and first.is_of_all_hosts
+    return of_all_hosts and second.code in LATE_LAUNCHES and second.saved_us > first.saved_us
 
 
 def _next(savings: Savings) -> str:
@@ -259,7 +269,8 @@ def _next(savings: Savings) -> str:
     if len(savings.ranked) < 2:
         return ""
     first, second = savings.ranked[:2]
-    if (first.copies_values or second.copies_values) and {first.code, second.code} <= _OF_VALUES:
+    of_values = any(isinstance(one, IdleSaving) and one.copies_values for one in (first, second))
+    if of_values and {first.code, second.code} <= _OF_VALUES:
         return ""  # one copy ends both
     idle_us = float(np.nan_to_num(savings.cost.us("gaps")))
     if {first.code, second.code} <= _OF_HOST and first.saved_us + second.saved_us > idle_us + second.lead_us:
@@ -271,21 +282,26 @@ def _next(savings: Savings) -> str:
     if _is_larger_of_hosts(savings):
         how_much = second.how_much(savings.unit)
         return f" What shortens the launches of all ranks saves more: {second.in_sentence} ({how_much})."
-    if first.late_ranks:  # what makes them late
+    if isinstance(first, LateRankSaving):  # what makes them late
         return f" {second.what}."
     return f" The next: {second.in_sentence} ({second.how_much(savings.unit)})."
 
 
 def _held(largest: Saving) -> str:
     """That the GPUs of late ranks do not start queued work, for how long; empty for others."""
+    if not isinstance(largest, LateRankSaving) or largest.held_ranks != largest.late_ranks:
+        return ""
     idle = largest.here.split(";")[0]
-    return f" {idle[:1].upper()}{idle[1:]}." if largest.held_ranks and largest.held_ranks == largest.late_ranks else ""
+    return f" {idle[:1].upper()}{idle[1:]}."
 
 
 def _late_beside(savings: Savings, largest: Saving) -> str:
     """The waiting for late ranks, where the ranks are idle for longer by their own hosts; else empty."""
-    late = next((c for c in savings.ranked if c.late_ranks or c.of_hosts_us), None)
-    return f" Beside that, {late.in_sentence}." if late is not None and largest.code in _IDLE else ""
+    waiting = savings.reported("exposed-communication", Saving)
+    is_told = isinstance(waiting, CommunicationSaving) and waiting.of_hosts_us > 0
+    if waiting is None or largest.code not in _IDLE or not (is_told or savings.of_late_ranks):
+        return ""
+    return f" Beside that, {waiting.in_sentence}."
 
 
 MOSTLY_IDLE_FRAC, MAX_STARTING_FRAC = 0.1, 0.01

@@ -18,7 +18,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.late_launches import MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC, late_launches
-from amp_core.analysis.performance.saving import Basis, Saving, time_and_lead
+from amp_core.analysis.performance.saving import Basis, IdleSaving, LateRankSaving, Saving, time_and_lead
 from amp_core.analysis.performance.step_cost import step_cost
 from amp_core.store.run import Run
 from amp_core.text.formatting import mean_count
@@ -58,7 +58,7 @@ def _for_data(idle: Idle) -> Saving:
     )
 
 
-def _after_syncs(idle: Idle) -> Saving:
+def _after_syncs(idle: Idle) -> IdleSaving:
     """What the device is idle after the host waited for it."""
     us = idle.sync_us
     where, in_syncs = _syncing(idle.windows, "idle_sync_op", us * idle.basis.steps)
@@ -76,15 +76,15 @@ def _after_syncs(idle: Idle) -> Saving:
         in_syncs = "" if not where else f" ({where})" if number == 1 else f", the longest in {where}"
         what = f"The host launches late after {number_of}{in_syncs}: without these waits it would launch sooner"
     where = where or "synchronizing calls"
-    saving = Saving("host-syncs", us, idle.basis.cost.step_us, what, where, copies_values=bool(of_values))
-    return replace(saving, alone_us=alone_us)
+    step_us = idle.basis.cost.step_us
+    return IdleSaving("host-syncs", us, step_us, what, where, copies_values=bool(of_values), alone_us=alone_us)
 
 
 MIN_AHEAD_RATIO = 1.25
 """What a step gains if the host does not wait, over the idle time right after its waits, from which more is told."""
 
 
-def _queued(idle: Idle) -> Saving:
+def _queued(idle: Idle) -> IdleSaving:
     """What the device is idle with work launched, without what would not end the step sooner."""
     wait_us = idle.wait_us
     is_unexplained = idle.us("idle_late_start_us") >= wait_us / 2 > 0
@@ -101,8 +101,16 @@ def _queued(idle: Idle) -> Saving:
     lost = idle.us("idle_wait_lost_us") / max(idle.us("idle_wait_us"), 1e-3)
     what = f"{gpu} is idle for {100 * held_us / step_us:.0f} % of {unit} although work is queued{waited_for}"
     saved_us = held_us * max(0.0, 1 - lost)
-    saving = Saving("kernel-wait", saved_us, step_us, what, "streams", is_sure=not is_unexplained)
-    return replace(saving, waits_for_graph=waits_for_graph, waits_in=waits_in)
+    return IdleSaving(
+        "kernel-wait",
+        saved_us,
+        step_us,
+        what,
+        "streams",
+        is_sure=not is_unexplained,
+        waits_for_graph=waits_for_graph,
+        waits_in=waits_in,
+    )
 
 
 def _per_step(count: float, steps: float) -> float:
@@ -124,7 +132,7 @@ JUST_BELOW = 0.999
 """Of the waiting for a late rank: the most that one cause saves, so that the waiting ranks first."""
 
 
-def idle_of_late_rank(run: Run, late: Saving, unit: str) -> list[Saving]:
+def idle_of_late_rank(run: Run, late: LateRankSaving, unit: str) -> list[Saving]:
     """The same of the one rank that the others wait for: what makes it late. A step becomes shorter by no more than
     they wait, but for what shortens the launches of all ranks where their hosts are nearly as slow, and the cause is
     told after the waiting."""
@@ -146,7 +154,7 @@ def idle_of_late_rank(run: Run, late: Saving, unit: str) -> list[Saving]:
     ]
 
 
-def late_host_us(windows: pd.DataFrame, late: Saving) -> float:
+def late_host_us(windows: pd.DataFrame, late: LateRankSaving) -> float:
     """How long per step the devices of the other ranks than the late ones are idle because their own hosts launch too
     late, the mean in microseconds."""
     others = windows[~windows["rank"].isin(late.late_ranks)]

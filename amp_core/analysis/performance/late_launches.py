@@ -16,7 +16,7 @@ from amp_core.analysis.performance.kernels import (
     optimizer_frac,
     tiny_copies,
 )
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, LateHost, Saving, time_and_lead
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, IdleSaving, LateHost, time_and_lead
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number
@@ -33,7 +33,7 @@ LAUNCH_US = 10.0
 of the gaps between kernels are not recorded."""
 
 
-def late_launches(idle: Idle, between_us: float) -> Saving:
+def late_launches(idle: Idle, between_us: float) -> IdleSaving:
     """What the device waits for launches: with launches that are slow one by one, or for something else. `between_us`
     of it is told with the collectives that it lies between."""
     run, windows, basis = idle.run, idle.windows, idle.basis
@@ -83,7 +83,7 @@ def late_launches(idle: Idle, between_us: float) -> Saving:
         code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
     or_waits = " or waits in collectives" if basis.is_long(late.loading_us) else ""
     where = calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * late.us else ""
-    return Saving(
+    return IdleSaving(
         code,
         late.us,
         basis.cost.step_us,

@@ -15,7 +15,7 @@ from amp_core.analysis.performance.growing_joins import growing_joins
 from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attention_in_steps
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
-from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others, step_share
+from amp_core.analysis.performance.saving import Basis, MemorySaving, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.traces.chains import ACCUMULATES, ADDS, BIASED, SORT_KERNELS, is_library
 
@@ -112,7 +112,7 @@ MIN_ONE_CALL_FRAC = 0.95
 """Share of the kernel time in such calls from which a program does nothing else."""
 
 
-def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> Saving:
+def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> MemorySaving:
     """What fusing saves of such rows."""
     bound = _fusible(rows, by_torch) if float(rows["count"].sum()) >= MIN_FUSED_KERNELS * basis.steps else rows[:0]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
@@ -155,7 +155,7 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> S
     kinds = "norms, elementwise kernels, casts and reductions"
     if float(bound["total_us"][bound["category"] == "layout"].sum()) >= MIN_OF_JOINS_FRAC * us * basis.steps > 0:
         kinds = "norms, elementwise kernels, concatenations, casts and reductions"
-    return Saving(
+    return MemorySaving(
         "memory-bound-kernels",
         fused_us + lone_us,
         basis.cost.step_us,

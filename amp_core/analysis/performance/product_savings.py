@@ -9,7 +9,6 @@ the distance to `GOOD_PEAK_FRAC` of that rate, or to the time that memory needs.
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.kernels import MatrixKinds, is_matrix, matrix_kinds
 from amp_core.analysis.performance.roofline import in_16_bits
-from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, Saving, longest_name, others
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, ProductSaving, longest_name, others
 from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.formats import memory_bits_of
@@ -37,7 +36,7 @@ UNKNOWN_RATIO = 2.0
 """Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
 
 
-def product_savings(run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool) -> list[Saving]:
+def product_savings(run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool) -> list[ProductSaving]:
     """The savings of products. `rows` of `kernels` count work that runs beside other work once."""
     narrower = _narrower(_without_stalls(rows), basis) if has_tensor_cores else None
     return [one for one in (narrower, _slow(run, basis)) if one is not None]
@@ -61,7 +60,7 @@ def _without_stalls(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(total_us=rows["total_us"].mask(at, rows["total_us"] - longest_us + usual_us))
 
 
-def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
+def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     """What 16 bits save of products in FP32 and TF32; None on a device whose rates and settings are not known."""
     rates = basis.rates
     matrix = rows[is_matrix(rows) & ~rows["name"].str.contains(_RECURRENCES)]
@@ -101,8 +100,16 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> Saving | None:
     if is_emulated:
         taken += ", on inputs in BF16, which the tensor cores of this GPU do not take"
     what = f"{taken}; {gain}"
-    saving = Saving("fp32-products", win, basis.cost.step_us, what, longest, others=others(wide, "name"))
-    return replace(saving, memory_bounds=memory_bounds, is_emulated=is_emulated)
+    return ProductSaving(
+        "fp32-products",
+        win,
+        basis.cost.step_us,
+        what,
+        longest,
+        others=others(wide, "name"),
+        memory_bounds=memory_bounds,
+        is_emulated=is_emulated,
+    )
 
 
 MIN_EMULATED_FRAC = 0.5
@@ -131,7 +138,7 @@ def _kinds(rows: pd.DataFrame) -> MatrixKinds:
     return matrix_kinds(rows["total_us"], rows["category"] == "attention")
 
 
-def _slow(run: Run, basis: Basis) -> Saving | None:
+def _slow(run: Run, basis: Basis) -> ProductSaving | None:
     """What slow products save: the larger of what they would at a good share of the peak and at the rate of smaller
     ones."""
     ops = matrix_ops(run)
@@ -141,7 +148,7 @@ def _slow(run: Run, basis: Basis) -> Saving | None:
     return max((one for one in found if one is not None), key=lambda one: one.saved_us, default=None)
 
 
-def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Saving | None:
+def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> ProductSaving | None:
     """What products far below the peak would save at a good share of it; None if there are none."""
     ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
     if ops.empty:
@@ -169,11 +176,19 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Savin
     )
     saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
     here = str(worst["padded"]) if _gain_by_padding(ops)[worst.name] else ""
-    saving = Saving("slow-products", saved_us, basis.cost.step_us, what, str(worst["op"]), here)
     blocks = blocks_of(run, worst.to_dict())
-    blocks_per_sm = blocks.per_unit if blocks is not None else None
-    made = product(str(worst["op"]), str(worst["in_shapes"]))
-    return replace(saving, ideal_us=ideal_us, blocks_per_sm=blocks_per_sm, slowest=made, others=others(ops, "op"))
+    return ProductSaving(
+        "slow-products",
+        saved_us,
+        basis.cost.step_us,
+        what,
+        str(worst["op"]),
+        here,
+        others=others(ops, "op"),
+        ideal_us=ideal_us,
+        blocks_per_sm=blocks.per_unit if blocks is not None else None,
+        slowest=product(str(worst["op"]), str(worst["in_shapes"])),
+    )
 
 
 def _most(wins: "pd.Series[float]", groups: "pd.Series[str]") -> "pd.Series[bool]":
@@ -192,14 +207,15 @@ _NARROW_LOADS = r"align[124](?!\d)"
 """In the names of kernels of CUTLASS that load fewer elements at a time, as other sizes are not aligned for more."""
 
 
-def _lower_rate(lower: SlowerProduct, basis: Basis) -> Saving:
+def _lower_rate(lower: SlowerProduct, basis: Basis) -> ProductSaving:
     """What a product would save at the rate that smaller ones of the same trace reach."""
     what = (
         f"{lower.op} ({lower.sizes}) takes {basis.taken(lower.us / basis.steps)} at "
         f"{lower.flops_per_s / 1e12:.3g} TFLOP/s, where smaller products reach {lower.others_per_s / 1e12:.3g} TFLOP/s"
     )
     each_us = (lower.us - lower.won_us) / max(1.0, lower.calls)
-    return Saving("slow-products", lower.won_us / basis.steps, basis.cost.step_us, what, lower.op, ideal_us=each_us)
+    saved_us = lower.won_us / basis.steps
+    return ProductSaving("slow-products", saved_us, basis.cost.step_us, what, lower.op, ideal_us=each_us)
 
 
 def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:

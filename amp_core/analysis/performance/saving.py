@@ -50,23 +50,8 @@ class Basis:
 
 
 @dataclass(frozen=True)
-class LateHost:
-    """What a host does while its device waits for late launches."""
-
-    calls: str = ""
-    """The kind of calls into the device's runtime in which it mostly stays, see `late_launches.CALLS`; empty for
-    others."""
-    is_in_first_call: bool = False
-    """Whether nearly all of its time in the place that is named is in the first calls of that."""
-    builds_tensors: bool = False
-    """Whether most of its time in no operator is in `torch.tensor`."""
-    has_longer_gaps: bool = False
-    """Of launches that are slow one by one: whether much of the time is in longer gaps."""
-
-
-@dataclass(frozen=True)
 class Saving:
-    """One possible saving."""
+    """One possible saving. Of idle time, communication, products and memory traffic there are kinds that carry more."""
 
     code: str
     """Code of the finding."""
@@ -78,30 +63,14 @@ class Saving:
     """The operator, the kernel or the setting concerned; of several the longest."""
     here: str = ""
     """What the trace adds to the finding's advice: sizes to pad to, the rank that others wait for."""
-    ideal_us: float = 0.0
-    """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
+    others: int = 0
+    """How many operators or kernels it is of beside `where`."""
+    is_of_part: bool = False
+    """Whether `where` accounts for a part of it only, and nothing else that could be counted for the rest."""
     lead_us: float = 0.0
     """Part of `saved_us` before the first kernel, with which the step begins where the device marks it; beside it."""
     before_us: float = 0.0
     """All time before the first kernel, of which `lead_us` is a part; the same where that is all."""
-    blocks_per_sm: float | None = None
-    """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
-    late_ranks: tuple[int, ...] = ()
-    """Of communication that is nearly all waiting: the ranks that the others wait for, the latest first."""
-    all_waiting: bool = True
-    """Of communication with late ranks: whether the transfer itself is surely a small part of it."""
-    waiting_us: float = 0.0
-    """Of communication: at least that much of `saved_us` is waiting for ranks whose traces are missing."""
-    all_hosts_us: float = 0.0
-    """Of communication with late ranks: how long the hosts of the others take for a step by themselves, if that is so
-    long that the late ranks alone would save less than half of `saved_us`; else 0."""
-    is_of_all_hosts: bool = False
-    """Whether that is so, and their hosts are what makes the late ones late."""
-    held_ranks: tuple[int, ...] = ()
-    """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
-    slower_ratio: float = 0.0
-    """How many times as long as the others' GPUs those of the late ranks take for as many kernels; 0 where they do not.
-    """
     waits_for_idle: bool = False
     """Whether it shortens kernels of a device that is idle for most of the step: most of them delay nothing, so the
     step becomes shorter only once the device no longer waits."""
@@ -110,41 +79,6 @@ class Saving:
     sooner waits longer."""
     rank_limit_us: float = math.inf
     """By how much it is ranked at most."""
-    waiting_is_sure: bool = True
-    """False if `waiting_us` is that long only where all of the collectives carry as much as the shortest ones."""
-    others: int = 0
-    """How many operators or kernels it is of beside `where`."""
-    is_of_part: bool = False
-    """Whether `where` accounts for a part of it only, and nothing else that could be counted for the rest."""
-    waited_us: float = 0.0
-    """Of communication of ranks that are all here: at least that much of it is waiting for others."""
-    of_hosts_us: float = 0.0
-    """Of waiting for others, here or missing: that part where the hosts of the ranks that are here launch too late for
-    as long, and so at different times."""
-    tells_transfer: bool = False
-    """Of the same: whether `what` tells the transfer that takes longest."""
-    fused_us: float = np.inf
-    """Of memory-bound kernels: the part of `saved_us` that fusing alone saves."""
-    are_shortest: bool = False
-    """Of the same: whether most of their time is in kernels as short as any, which starting takes, and not memory."""
-    lone_us: float = 0.0
-    """Of the same: the part in casts between products, which nothing is fused with."""
-    slowest: Product | None = None
-    """Of slow products: the sizes of the slowest operator; None if not known."""
-    waits_for_graph: bool = False
-    """Of queued work that waits: whether it mostly waits for a captured graph to start."""
-    waits_in: str = ""
-    """Of the same: the operator in which the host waits meanwhile; empty if that explains nothing."""
-    memory_bounds: bool = False
-    """Of products in FP32 and TF32: whether memory, and not arithmetic, bounds most of them."""
-    is_emulated: bool = False
-    """Of the same: whether most of them are of inputs in BF16, which the tensor cores of the GPU do not take."""
-    alone_us: float = np.inf
-    """Of late launches after waits: what the step gains without those in `where` alone; infinite if not known."""
-    copies_values: bool = False
-    """Of idle time: whether values are copied to the host one by one."""
-    host: LateHost = LateHost()
-    """Of late launches: what the host does meanwhile."""
     unlimited: "Saving | None" = None
     """The same as it would be where the host is ahead of the device, if its host limits it."""
     is_sure: bool = True
@@ -152,8 +86,8 @@ class Saving:
 
     @property
     def rank_us(self) -> float:
-        """By how much it is ranked: a saving that is not sure by half of it, and without what slow hosts explain."""
-        return min(self.saved_us - self.of_hosts_us if self.is_sure else self.saved_us / 2, self.rank_limit_us)
+        """By how much it is ranked: one that is not sure by half of it."""
+        return min(self.saved_us if self.is_sure else self.saved_us / 2, self.rank_limit_us)
 
     @property
     def share(self) -> float:
@@ -176,6 +110,112 @@ class Saving:
         if inside < MIN_INSIDE_FRAC * self.saved_us:
             return f"up to {before}{f'{per}, all' if per else ''} before the first kernel{when}"
         return f"up to {number(inside / 1e3)} of {step}{per}, and {before} before the first kernel{when}"
+
+
+@dataclass(frozen=True)
+class LateHost:
+    """What a host does while its device waits for late launches."""
+
+    calls: str = ""
+    """The kind of calls into the device's runtime in which it mostly stays, see `late_launches.CALLS`; empty for
+    others."""
+    is_in_first_call: bool = False
+    """Whether nearly all of its time in the place that is named is in the first calls of that."""
+    builds_tensors: bool = False
+    """Whether most of its time in no operator is in `torch.tensor`."""
+    has_longer_gaps: bool = False
+    """Of launches that are slow one by one: whether much of the time is in longer gaps."""
+
+
+@dataclass(frozen=True)
+class IdleSaving(Saving):
+    """What a device saves that is idle for late launches, for the host's waits, or with work queued."""
+
+    copies_values: bool = False
+    """Whether values are copied to the host one by one."""
+    host: LateHost = LateHost()
+    """Of late launches: what the host does meanwhile."""
+    alone_us: float = math.inf
+    """Of the host's waits: what the step gains without those in `where` alone; infinite if not known."""
+    waits_for_graph: bool = False
+    """Of queued work: whether it mostly waits for a captured graph to start."""
+    waits_in: str = ""
+    """Of queued work: the operator in which the host waits meanwhile; empty if that explains nothing."""
+
+
+@dataclass(frozen=True)
+class CommunicationSaving(Saving):
+    """What overlap, and ranks that are not late, save of communication with nothing beside it."""
+
+    waiting_us: float = 0.0
+    """At least that much of `saved_us` is waiting for ranks whose traces are missing."""
+    waiting_is_sure: bool = True
+    """False if it is that long only where all of the collectives carry as much as the shortest ones."""
+    waited_us: float = 0.0
+    """Of ranks that are all here: at least that much of `saved_us` is waiting for others."""
+    of_hosts_us: float = 0.0
+    """Of waiting for others, here or missing: that part where the hosts of the ranks that are here launch too late for
+    as long, and so at different times."""
+    tells_transfer: bool = False
+    """Whether `what` tells the transfer that takes longest."""
+
+    @property
+    def rank_us(self) -> float:
+        """By how much it is ranked: without what slow hosts explain."""
+        return min(self.saved_us - self.of_hosts_us, self.rank_limit_us)
+
+
+@dataclass(frozen=True)
+class LateRankSaving(Saving):
+    """What ranks save that wait for late ones for nearly all of the time in which they only communicate."""
+
+    late_ranks: tuple[int, ...] = ()
+    """The ranks that the others wait for, the latest first; at least one."""
+    held_ranks: tuple[int, ...] = ()
+    """Those of them whose GPUs are idle mostly with work queued: their hosts are not late."""
+    slower_ratio: float = 0.0
+    """How many times as long as the others' GPUs those of the late ranks take for as many kernels; 0 where they do not.
+    """
+    all_waiting: bool = True
+    """Whether the transfer itself is surely a small part of it."""
+    all_hosts_us: float = 0.0
+    """How long the hosts of the others take for a step by themselves, if that is so long that the late ranks alone
+    would save less than half of `saved_us`; else 0."""
+    is_of_all_hosts: bool = False
+    """Whether that is so, and their hosts are what makes the late ones late."""
+
+
+@dataclass(frozen=True)
+class ProductSaving(Saving):
+    """What products of matrices save on tensor cores, or at a good share of their rate."""
+
+    memory_bounds: bool = False
+    """Of products in FP32 and TF32: whether memory, and not arithmetic, bounds most of them."""
+    is_emulated: bool = False
+    """Of the same: whether most of them are of inputs in BF16, which the tensor cores of the GPU do not take."""
+    ideal_us: float = 0.0
+    """Of slow products: what one call of the slowest operator would take at a good share of the peak rate."""
+    blocks_per_sm: float | None = None
+    """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
+    slowest: Product | None = None
+    """Of slow products: the sizes of the slowest operator; None if not known."""
+
+
+@dataclass(frozen=True)
+class MemorySaving(Saving):
+    """What kernels save that memory bounds, if they are fused or left out."""
+
+    fused_us: float = math.inf
+    """The part of `saved_us` that fusing alone saves."""
+    are_shortest: bool = False
+    """Whether most of their time is in kernels as short as any, which starting takes, and not memory."""
+    lone_us: float = 0.0
+    """The part in casts between products, which nothing is fused with."""
+
+
+def unit_of(cost: StepCost) -> str:
+    """What the times of a trace are of one each: `step`, or `profiled window` where it has no steps."""
+    return "step" if cost.steps else "profiled window"
 
 
 def step_share(us: float, cost: StepCost) -> str:

@@ -9,13 +9,16 @@ in `product_savings` and `memory_savings`, and how much of that the step becomes
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import started_apart
-from amp_core.analysis.performance.communication_savings import alone_savings, beside_backward_us
+from amp_core.analysis.performance.collectives import started_apart, with_late_launches
+from amp_core.analysis.performance.communication_savings import beside_backward_us, communication_saving
+from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import (
@@ -44,9 +47,12 @@ from amp_core.analysis.performance.saving import (
     MIN_KERNEL_US,
     MIN_SAVED_FRAC,
     Basis,
+    CommunicationSaving,
+    LateRankSaving,
     Saving,
     is_mostly_idle,
     longest_name,
+    unit_of,
     without_gpu,
 )
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
@@ -55,6 +61,9 @@ from amp_core.store.run import Run
 
 MAX_UNKNOWN_FRAC = 0.2
 """With more unclassified kernel time the shares of GEMM/conv are uncertain."""
+
+
+_Kind = TypeVar("_Kind", bound=Saving)
 
 
 @dataclass(frozen=True)
@@ -83,9 +92,22 @@ class Savings:
     flops_per_s: float | None
     """Achieved rate of the same; None if the shapes of half of them were not recorded."""
 
-    def of(self, code: str) -> Saving | None:
-        """The saving of that code, also if it is small; None without one."""
-        return next((saving for saving in (*self.ranked, *self.small) if saving.code == code), None)
+    def of(self, code: str, kind: type[_Kind]) -> _Kind | None:
+        """The saving of that code, also if it is small; None without one of that kind."""
+        return _first((*self.ranked, *self.small), code, kind)
+
+    def reported(self, code: str, kind: type[_Kind]) -> _Kind | None:
+        """The saving of that code, if it is large enough for a finding; None without one of that kind."""
+        return _first(self.ranked, code, kind)
+
+    @property
+    def of_late_ranks(self) -> LateRankSaving | None:
+        """What ranks save that wait for late ones, if that is reported."""
+        return self.reported("exposed-communication", LateRankSaving)
+
+
+def _first(savings: Iterable[Saving], code: str, kind: type[_Kind]) -> _Kind | None:
+    return next((saving for saving in savings if saving.code == code and isinstance(saving, kind)), None)
 
 
 def possible_savings(run: Run) -> Savings | None:
@@ -98,95 +120,105 @@ def possible_savings(run: Run) -> Savings | None:
 
 def _possible_savings(run: Run) -> Savings | None:
     cost, rows, windows = step_cost(run), of_main(run, kernel_rows(run)), of_main(run, window_rows(run))
-    counted = counted_once(rows)
     if cost.source != "profile" or cost.on_cpu or kernel_rows(run, everything=True).empty:
         return None
     gpu = profiled_gpu(run, str(windows["device"].iloc[0]), str(windows["device_name"].iloc[0]))
     basis = Basis(
         cost,
         steps=float(windows["steps"].sum()) if cost.steps else float(len(windows)),
-        unit="step" if cost.steps else "profiled window",
+        unit=unit_of(cost),
         rates=dense_rates(gpu.name),
     )
-    alone = alone_savings(run, rows, basis)
-    late = next((c for c in alone if len(c.late_ranks) == 1 and c.share >= MIN_SAVED_FRAC), None)
-    # Where all wait longer for their own hosts, a late one is not what comes first, unless its GPU is slow. Of ranks
-    # that began apart, nothing in the traces makes one late.
-    if (
-        late is not None
-        and not late.slower_ratio
-        and (late_host_us(windows, late) > late.saved_us or started_apart(run))
-    ):
-        late = None
-    between_us = 0.0 if alone[0].late_ranks else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
+    savings = _all_savings(run, rows, windows, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
+    if not windows["device"].str.startswith("cuda").all():
+        savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]
+    worth = [c for c in savings if basis.is_long(c.saved_us)]
+    small = [c for c in savings if c.saved_us > 0 and not basis.is_long(c.saved_us)]
+    unknown = rows[rows["tensor_core"] == "unknown"]
+    unknown_frac = float(unknown["total_us"].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
+    if unknown_frac > MAX_UNKNOWN_FRAC and not rows["device"].str.startswith(_OTHER_DEVICES).any():
+        what = f"{100 * unknown_frac:.0f} % of kernel time is in kernels that cannot be classified by name"
+        worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, longest_name(unknown, "name")))
+    capture_us = _capture_us(run, windows, basis)
+    if capture_us:
+        worth, small = [], []
+    without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
+    unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / basis.steps if len(unknown) else 0.0
+    return Savings(
+        ranked=tuple(sorted(worth, key=lambda c: -c.rank_us)),
+        small=tuple(sorted(small, key=lambda c: -c.saved_us)),
+        unit=basis.unit,
+        trains=in_training(run, rows) or bool(without_op.str.contains(_OF_TRAINING).any()),
+        cost=cost,
+        unknown_frac=unknown_frac,
+        unknown_kernel=longest_name(unknown, "name"),
+        unknown_kernel_frac=unknown_us / cost.step_us,
+        peak_frac=_mean(run, "of_peak_frac"),
+        capture_us=capture_us,
+        flops_per_s=_mean(run, "flops_per_s"),
+    )
+
+
+_OTHER_DEVICES = ("mtia", "hpu", "xpu", "mlu", "npu", "privateuse")
+"""Devices whose kernels are not classified by their names."""
+
+
+def _all_savings(
+    run: Run, rows: pd.DataFrame, windows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool
+) -> list[Saving]:
+    """All savings, and what each of them waits for until the step becomes shorter by it."""
+    cost, communication = basis.cost, communication_saving(run, rows, basis)
+    late = _one_late(run, windows, communication)
+    ranks_late = isinstance(communication, LateRankSaving)
+    between_us = 0.0 if ranks_late else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     idle = (
         idle_savings(run, windows, rows, basis, between_us)
         if late is None
         else idle_of_late_rank(run, late, basis.unit)
     )
-    host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
-    alone = [replace(c, of_hosts_us=_of_hosts_us(c, host_us)) for c in alone]
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     is_idle |= is_behind_host(windows, basis)
     is_idle &= not holds_collectives_alone(run)
+    if isinstance(communication, CommunicationSaving):
+        host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
+        waiting_us = communication.waiting_us if communication.waiting_is_sure else 0.0
+        waited_us = max(communication.waited_us, waiting_us)
+        communication = replace(communication, of_hosts_us=waited_us if host_us >= waited_us else 0.0)
+        idle = [replace(c, waits_for_ranks=0 < c.saved_us <= waiting_us) for c in idle]
+        if is_idle:
+            communication = _of_idle_device(communication, beside_backward_us(run, rows, basis), between_us)
+    launched = of_main(run, with_late_launches(run, window_rows(run)))
+    communicates = bool(np.nan_to_num(cost.us("communication")) > 0)
+    copies = copies_saving(run, rows, launched, basis, communicates=communicates)
     # A transfer delays a device that is mostly idle no more than a kernel does; waiting for a late rank does. The host
     # is in copies itself, but loading, by other processes, goes on.
-    for_data = is_idle and basis.is_long(float(np.nan_to_num(cost.us("data"))))
-    hidden_us = beside_backward_us(run, rows, basis) if is_idle else 0.0
-    alone = [_of_idle_device(c, hidden_us, between_us, for_data=for_data) if is_idle else c for c in alone]
-    missing_us = max((c.waiting_us for c in alone if c.waiting_is_sure), default=0.0)
-    idle = [replace(c, waits_for_ranks=0 < c.saved_us <= missing_us) for c in idle]
-    of_kernels = product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
+    copies = replace(copies, waits_for_idle=is_idle and basis.is_long(float(np.nan_to_num(cost.us("data")))))
+    counted = counted_once(rows)
+    of_kernels: list[Saving] = [*product_savings(run, counted, basis, has_tensor_cores=has_tensor_cores)]
     of_kernels += memory_savings(counted, basis)
     if is_idle:  # what they save only once the device no longer waits comes after what it waits for
         causes_us = (c.rank_us for c in idle if c.share >= MIN_BEHIND_IDLE_FRAC and c.is_sure)
         limit_us = JUST_BELOW * max(causes_us, default=math.inf)
         of_kernels = [replace(c, waits_for_idle=True, rank_limit_us=limit_us) for c in of_kernels]
-    savings = [
-        *alone,
-        *idle,
-        *(within_reach(c, rows, windows, basis) for c in of_kernels),
-    ]
-    if not windows["device"].str.startswith("cuda").all():
-        savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]
-    worth = [c for c in savings if basis.is_long(c.saved_us)]
-    unknown = rows[rows["tensor_core"] == "unknown"]
-    share = float(unknown["total_us"].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
-    if (
-        share > MAX_UNKNOWN_FRAC
-        and not rows["device"].str.startswith(("mtia", "hpu", "xpu", "mlu", "npu", "privateuse")).any()
-    ):
-        what = f"{100 * share:.0f} % of kernel time is in kernels that cannot be classified by name"
-        worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, longest_name(unknown, "name")))
-    capture_us = _capture_us(run, windows, basis)
-    small = sorted((c for c in savings if c.saved_us > 0 and not basis.is_long(c.saved_us)), key=lambda c: -c.saved_us)
-    if capture_us:
-        worth, small = [], []
-    without_op = rows["name"][rows["op"] == ""]  # a recorded operator tells its phase
-    trains = in_training(run, rows) or bool(without_op.str.contains(_OF_TRAINING).any())
-    ranked = tuple(sorted(worth, key=lambda c: -c.rank_us))
-    unknown_us = float(unknown.groupby("name")["total_us"].sum().max()) / basis.steps if len(unknown) else 0.0
-    kernel, its_share = longest_name(unknown, "name"), unknown_us / cost.step_us
-    peak_frac, flops_per_s = _mean(run, "of_peak_frac"), _mean(run, "flops_per_s")
-    return Savings(
-        ranked, tuple(small), basis.unit, trains, cost, share, kernel, its_share, peak_frac, capture_us, flops_per_s
-    )
+    return [communication, copies, *idle, *(within_reach(c, rows, windows, basis) for c in of_kernels)]
 
 
-def _of_hosts_us(saving: Saving, host_us: float) -> float:
-    """How much of exposed communication surely is waiting for other ranks, here or missing, where the hosts of those
-    that are here launch too late for as long, `host_us`; else 0."""
-    waiting_us = max(saving.waited_us, saving.waiting_us if saving.waiting_is_sure else 0.0)
-    return waiting_us if host_us >= waiting_us else 0.0
+def _one_late(run: Run, windows: pd.DataFrame, saving: Saving) -> LateRankSaving | None:
+    """The saving of waiting for one late rank whose idle time is what comes next; None otherwise. Where all wait longer
+    for their own hosts, a late one is not what comes first, unless its GPU is slow. Of ranks that began apart, nothing
+    in the traces makes one late."""
+    if not isinstance(saving, LateRankSaving) or len(saving.late_ranks) > 1 or saving.share < MIN_SAVED_FRAC:
+        return None
+    if not saving.slower_ratio and (late_host_us(windows, saving) > saving.saved_us or started_apart(run)):
+        return None
+    return saving
 
 
-def _of_idle_device(saving: Saving, hidden_us: float, between_us: float, *, for_data: bool) -> Saving:
-    """A saving of communication or copies on a device that is mostly idle. `hidden_us` of communication stands alone
-    only since the host launches nothing beside it; `between_us` of it is idle time between collectives, which fewer
-    calls shorten at once; `for_data`: the device waits for data."""
-    if saving.code == "copies":
-        return replace(saving, waits_for_idle=for_data)
-    if saving.late_ranks or saving.waiting_us or saving.waited_us:
+def _of_idle_device(saving: CommunicationSaving, hidden_us: float, between_us: float) -> CommunicationSaving:
+    """The saving on a device that is mostly idle. `hidden_us` of communication stands alone only since the host
+    launches nothing beside it; `between_us` of it is idle time between collectives, which fewer calls shorten at
+    once."""
+    if saving.waiting_us or saving.waited_us:
         return saving
     saved_us = max(0.0, saving.saved_us - hidden_us)
     if between_us and saved_us <= between_us / MIN_BETWEEN_FRAC:

@@ -11,7 +11,7 @@ from amp_core.analysis.performance.gemm_shapes import unaligned
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_rows
-from amp_core.analysis.performance.saving import longest_name, others
+from amp_core.analysis.performance.saving import Saving, longest_name, others
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
@@ -407,7 +407,7 @@ def layout_transposes(run: Run) -> list[Finding]:
     us = float(turned["total_us"].sum())
     share = us / float(rows["total_us"].sum())
     savings = possible_savings(run)
-    saving = savings.of("layout-transposes") if savings is not None else None
+    saving = savings.of("layout-transposes", Saving) if savings is not None else None
     if share < MIN_REPORTED_FRAC or (saving is not None and saving.share < MIN_STEP_FRAC):
         return []
     saved = f"; could save {saving.how_much()}" if saving else ""

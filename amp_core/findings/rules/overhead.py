@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from amp_core.analysis.performance.kernels import TO_HOST, is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
+from amp_core.analysis.performance.saving import IdleSaving
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.launch_remedies import ONE_COPY, SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -219,17 +220,14 @@ def _syncs_of_trace(run: Run) -> list[Finding]:
     else:
         known = known | dict.fromkeys(("aten::copy_", "aten::to", "aten::_to_copy"), _copying(run))
     other = replace(other, snippet=find_waits(run))
-    saving = reported_saving(run, "host-syncs")
+    saving = reported_saving(run, "host-syncs", IdleSaving)
     if saving is None:
         return []
     remedy, others = known.get(saving.where, other), ""
     if saving.alone_us < MAX_ALONE_FRAC * saving.saved_us:
         alone = number(saving.alone_us / 1e3, "ms")
         others = f" The waits in other operators then last longer: without these alone it is {alone}, so remove all."
-    return [
-        replace(f, advice=f"{remedy.advice}{others}", snippet=remedy.snippet, frameworks={})
-        for f in saving_finding(run, "host-syncs")
-    ]
+    return [saving_finding(run, saving, replace(remedy, advice=f"{remedy.advice}{others}"))]
 
 
 MAX_ALONE_FRAC = 0.5

@@ -10,7 +10,7 @@ from amp_core.findings.model import LOSS_SCALING, TRAINING_LOOP, Entry, Finding,
 from amp_core.findings.registry import GUIDE, make_finding, rule
 from amp_core.findings.remedies import compute_dtype, first_scale, new_scaler
 from amp_core.findings.signals import call_orders, ending_error, facts, last_step, optimizer_name, signals, split_call
-from amp_core.findings.snippets import BF16, LOOP
+from amp_core.findings.snippets import BF16, LOOP, WITH_SCALER
 from amp_core.store.run import Run
 from amp_core.text import formatting
 
@@ -34,7 +34,7 @@ MAX_CHANGE_RATIO = 8.0
         advice="Gradients below 2^-25 silently become zero in float16, and those below 2^-14 lose precision, unless "
         "a GradScaler scales the loss before backward. Add one with the usual initial scale of 2^16, or use "
         "bfloat16, which needs none.",
-        snippet="scaler = torch.amp.GradScaler(device_type)\n\n" + LOOP,
+        snippet=WITH_SCALER,
         frameworks={
             "Accelerate": 'accelerator = Accelerator(mixed_precision="fp16")   # makes the scaler\n'
             "accelerator.backward(loss)                          # in place of loss.backward()",

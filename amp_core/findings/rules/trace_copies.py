@@ -15,11 +15,12 @@ from amp_core.analysis.performance.kernels import (
     tiny_copies,
     window_rows,
 )
+from amp_core.analysis.performance.saving import Saving
 from amp_core.findings.launch_remedies import ONE_COPY
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, created_on_device
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, saving_finding, trains
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, guides_remedy, reported_saving, saving_finding, trains
 from amp_core.store.run import Run
 from amp_core.traces.operators import is_compiled_code
 
@@ -41,35 +42,43 @@ from amp_core.traces.operators import is_compiled_code
 )
 def copies(run: Run) -> list[Finding]:
     """`copies`: time of copies and fills."""
-    findings = saving_finding(run, "copies")
-    if not findings:
-        return []
-    way = _way(findings[0].where)
-    remedy = None if way == "to the device" else _REMEDIES.get(way, _OF_UNKNOWN_WAY)
+    saving = reported_saving(run, "copies", Saving)
+    return [] if saving is None else [saving_finding(run, saving, _remedy(run, saving))]
+
+
+def _remedy(run: Run, saving: Saving) -> Remedy:
+    """What to advise for copies, by the direction of the longest."""
+    way = _way(saving.where)
     if way == "fill":
-        remedy = _fills(run, findings[0].where)
-    elif way == "pinned to the device":
-        if copies_on_own_streams(run):
-            remedy = Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
-    elif way == "to the device" and CREATES.fullmatch(op := longest_named(window_rows(run), "host_op")[0]):
-        remedy = replace(_CREATED, snippet=created_on_device(op))
-    elif way == "to the host":
-        remedy = _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
-        if _is_pageable_both_ways(run):
-            remedy = replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
-        elif "Pageable" in findings[0].where and _is_in_few(run, findings[0].where):
-            remedy = _TO_HOST_AT_ONCE
-        if tiny_copies(run)[0]:
-            remedy = ONE_COPY
-        elif trains(run) and _mean_bytes(run, findings[0].where) >= MIN_STATE_BYTES:
-            remedy = _STATE
-    elif way == "between devices" and numbers_of_import(run, "peer_links", "us")[0] > 0:
-        remedy = _SLOW_LINK
-    elif way == "within the device" and is_compiled_in_part(run):
-        remedy = _BY_COMPILED if _is_of_compiled_code(run, findings[0].where) else _WITHIN_COMPILED
-        if remedy is _BY_COMPILED and replays_unfused_graphs(run):
-            remedy = _OF_GRAPHS
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
+        return _fills(run, saving.where)
+    if way == "pinned to the device" and copies_on_own_streams(run):
+        return Remedy(_ON_OWN_STREAM, "x = bytes_of_images.to(device, non_blocking=True).float().div_(255)")
+    if way == "to the device":
+        op = longest_named(window_rows(run), "host_op")[0]
+        is_created = CREATES.fullmatch(op) is not None
+        return replace(_CREATED, snippet=created_on_device(op)) if is_created else guides_remedy(saving)
+    if way == "to the host":
+        return _to_host(run, saving)
+    if way == "between devices" and numbers_of_import(run, "peer_links", "us")[0] > 0:
+        return _SLOW_LINK
+    if way == "within the device" and is_compiled_in_part(run):
+        if not _is_of_compiled_code(run, saving.where):
+            return _WITHIN_COMPILED
+        return _OF_GRAPHS if replays_unfused_graphs(run) else _BY_COMPILED
+    return _REMEDIES.get(way, _OF_UNKNOWN_WAY)
+
+
+def _to_host(run: Run, saving: Saving) -> Remedy:
+    """What to advise for copies to the host."""
+    if tiny_copies(run)[0]:
+        return ONE_COPY
+    if trains(run) and _mean_bytes(run, saving.where) >= MIN_STATE_BYTES:
+        return _STATE
+    if _is_pageable_both_ways(run):
+        return replace(_PIN_BOTH, advice=_PIN_ON_TWO_STREAMS) if _has_stream_per_way(run) else _PIN_BOTH
+    if "Pageable" in saving.where and _is_in_few(run, saving.where):
+        return _TO_HOST_AT_ONCE
+    return _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
 
 
 _SLOW_LINK = Remedy(

@@ -8,6 +8,7 @@ import pandas as pd
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_copies as copies_for_layout
+from amp_core.analysis.performance.saving import Saving
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
@@ -37,7 +38,7 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.repeated_work import steps_of
 from amp_core.findings.signals import facts
-from amp_core.findings.trace_findings import for_what_runs, saving_finding
+from amp_core.findings.trace_findings import for_what_runs, guides_remedy, reported_saving, saving_finding
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
 
@@ -225,7 +226,7 @@ def python_outside_operators(run: Run) -> list[Finding]:
         finding = replace(finding, advice=_ONE_GAP.advice, snippet=_ONE_GAP.snippet)
     elif facts(run.head.environment, "profiler").get("with_stack"):
         finding = replace(finding, advice=_HAS_STACKS.advice, snippet=_HAS_STACKS.snippet)
-    return for_what_runs(run, [finding])
+    return [for_what_runs(run, finding)]
 
 
 _ONE_GAP = Remedy(
@@ -375,10 +376,10 @@ def layout_copies(run: Run) -> list[Finding]:
     part = layout_part(rows) if len(rows) else None
     if part is not None:
         return [cpu_finding(run, part)]
-    findings = saving_finding(run, "layout-copies")
-    if findings and _copies_activations(run):
-        findings = [replace(f, advice=_OF_ACTIVATIONS.advice, snippet=_OF_ACTIVATIONS.snippet) for f in findings]
-    return findings
+    saving = reported_saving(run, "layout-copies", Saving)
+    if saving is None:
+        return []
+    return [saving_finding(run, saving, _OF_ACTIVATIONS if _copies_activations(run) else guides_remedy(saving))]
 
 
 def _copies_activations(run: Run) -> bool:

@@ -12,7 +12,7 @@ from amp_core.analysis.performance.late_launches import (
     MIN_OF_ONE_FRAC,
     unknown_host,
 )
-from amp_core.analysis.performance.saving import Saving
+from amp_core.analysis.performance.saving import IdleSaving, Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import FIRST_PASS, IN_PIECES
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
@@ -20,7 +20,7 @@ from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.step_sentences import captured_anew, passes_sentence
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, reported_saving, saving_finding
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, guides_remedy, reported_saving, saving_finding
 from amp_core.findings.trace_launches import is_in_pieces, launch_remedy, replays_one_graph, with_waits
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
@@ -48,14 +48,12 @@ from amp_core.traces.operators import is_compiled_code
 )
 def host_bound(run: Run) -> list[Finding]:
     """`host-bound`: idle time of the GPU that the host causes."""
-    findings, saving = saving_finding(run, "host-bound"), reported_saving(run, "host-bound")
-    remedy = _host_remedy(run, saving) if saving is not None else None
-    findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet) if remedy else f for f in findings]
-    return for_what_runs(run, [with_waits(run, f) for f in findings])
+    saving = reported_saving(run, "host-bound", IdleSaving)
+    return [] if saving is None else [saving_finding(run, saving, with_waits(run, _host_remedy(run, saving)))]
 
 
-def _host_remedy(run: Run, saving: Saving) -> Remedy | None:
-    """What to advise for the host of a trace, by what it does while the device waits; None for the guide's advice."""
+def _host_remedy(run: Run, saving: IdleSaving) -> Remedy:
+    """What to advise for the host of a trace, by what it does while the device waits."""
     on_cuda = str(run.head.config.get("device")).startswith("cuda")
     if passes_sentence(run):
         return FIRST_PASS
@@ -111,7 +109,7 @@ def _host_remedy(run: Run, saving: Saving) -> Remedy | None:
         return _HAS_STACKS
     if pause_us := _pause_us(run):
         return Remedy(_PAUSES.format(us=number(pause_us / 1e3, "ms")), GUIDE["host-bound"].snippet)
-    return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else None
+    return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else guides_remedy(saving)
 
 
 def _allocation(run: Run) -> Remedy:
@@ -143,7 +141,7 @@ def _is_before_one_kernel(run: Run) -> bool:
     """Whether nearly all of what a device waits for late launches is before those of one kernel, which has several."""
     windows, savings = window_rows(run), possible_savings(run)
     kernel, us = longest_named(windows, "host_kernel")
-    saving = savings.of("host-bound") if savings is not None else None
+    saving = savings.of("host-bound", IdleSaving) if savings is not None else None
     rows = kernel_rows(run, everything=True)
     launches = float(rows["count"][rows["name"] == kernel].sum())
     late_us = saving.saved_us * max(1.0, float(windows["steps"].fillna(0.0).sum())) if saving is not None else 0.0
@@ -211,10 +209,10 @@ def _in_many_operators(run: Run) -> bool:
 def _of_host(run: Run) -> tuple[Saving | None, pd.DataFrame]:
     """The saving of this rule, and the rows of `window_rows` of the hosts that it is of: a late rank's alone."""
     savings, windows = possible_savings(run), window_rows(run)
-    late = next((c.late_ranks[0] for c in savings.ranked if len(c.late_ranks) == 1), None) if savings else None
-    if late is not None:
-        windows = windows[windows["rank"] == late]
-    return reported_saving(run, "host-bound"), windows
+    late = savings.of_late_ranks if savings is not None else None
+    if late is not None and len(late.late_ranks) == 1:
+        windows = windows[windows["rank"] == late.late_ranks[0]]
+    return reported_saving(run, "host-bound", IdleSaving), windows
 
 
 def _pause_us(run: Run) -> float:

@@ -23,14 +23,14 @@ from amp_core.analysis.performance.kernels import (
     without_ranges,
 )
 from amp_core.analysis.performance.memory_savings import is_accumulating
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, MemorySaving, Saving, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.rules.trace_products import attention_in_steps
 from amp_core.findings.signals import facts
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, reported_saving, saving_finding, trains
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, guides_remedy, reported_saving, saving_finding, trains
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, percent
 
@@ -59,21 +59,14 @@ from amp_core.text.formatting import kernel_in_words, percent
 )
 def memory_bound_kernels(run: Run) -> list[Finding]:
     """`memory-bound-kernels`: kernels that fusing would speed up."""
-    found = _memory_bound(run)
-    if not found:
+    saving = reported_saving(run, "memory-bound-kernels", MemorySaving)
+    if saving is None:
         return []
-    here = _fp64(run)
-    findings = [replace(f, advice=f"{f.advice} Here: {here}.") if here else f for f in found]
-    adds = _added_gradients(run)
-    grow = _growing(run)
-    findings = [replace(f, advice=" ".join(filter(None, (f.advice, adds, grow)))) for f in findings]
-    savings = possible_savings(run)
-    saving = savings.of("memory-bound-kernels") if savings is not None else None
-    if saving is None or not saving.lone_us:
-        return findings
-    if saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
-        return [replace(f, advice=f"{_WIDER} {_LONE_CASTS}", snippet=_OF_ITS_TYPE) for f in findings]
-    return [replace(f, advice=f"{f.advice} {_LONE_CASTS}") for f in findings]
+    if saving.lone_us and saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
+        return [saving_finding(run, saving, Remedy(f"{_WIDER} {_LONE_CASTS}", _OF_ITS_TYPE))]
+    remedy = _of_fewer_passes(run, saving)
+    parts = (remedy.advice, _fp64(run), _added_gradients(run), _growing(run), _LONE_CASTS if saving.lone_us else "")
+    return [saving_finding(run, saving, replace(remedy, advice=" ".join(filter(None, parts))))]
 
 
 def _added_gradients(run: Run) -> str:
@@ -121,7 +114,7 @@ _BEFORE_TRITON = Remedy(
 
 
 def _fp64(run: Run) -> str:
-    """How much of the step computes in FP64 beside products, if it is much."""
+    """How much of the step computes in FP64 beside products, as a sentence, if it is much; else empty."""
     savings, rows = possible_savings(run), kernel_rows(run, everything=True)
     rows = rows[~is_matrix(rows) & ~rows["name"].str.contains(_OF_HOST)] if savings else rows[:0]
     rows = rows[rows["name"].str.contains(_IN_FP64) | _takes_double(rows)]
@@ -131,7 +124,10 @@ def _fp64(run: Run) -> str:
         return ""
     named = longest_name(rows[rows["op"] != ""], "op") or kernel_in_words(longest_name(rows, "name"))
     share = f"{100 * us / whole_us:.0f} %"
-    return f"FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these kernels"
+    return (
+        f"Here: FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these "
+        "kernels."
+    )
 
 
 def _takes_double(rows: pd.DataFrame) -> "pd.Series[bool]":
@@ -152,15 +148,14 @@ _IN_FP64 = r"<double[,>]|lambda\(double[,)]"
 """In the names of torch's kernels for that dtype; arguments of type double are numbers, of any dtype's kernel."""
 
 
-def _memory_bound(run: Run) -> list[Finding]:
-    """The finding, with advice on what is compiled already, and without smaller dtypes where these are in use."""
-    findings, saving = _on_compiled(run), reported_saving(run, "memory-bound-kernels")
-    are_shortest = saving is not None and saving.are_shortest
-    if findings and (are_shortest or _is_in_16_bits(run)):
-        findings = [replace(f, advice=f.advice.replace(_SMALLER, "")) for f in findings]
-    if are_shortest:
-        findings = [replace(f, advice=f.advice.replace(_FEWER_PASSES, _FEWER_KERNELS)) for f in findings]
-    return findings
+def _of_fewer_passes(run: Run, saving: MemorySaving) -> Remedy:
+    """Advice by what is compiled already, and without smaller dtypes where these are in use."""
+    remedy = _by_compiling(run, saving)
+    if saving.are_shortest or _is_in_16_bits(run):
+        remedy = replace(remedy, advice=remedy.advice.replace(_SMALLER, ""))
+    if saving.are_shortest:
+        remedy = replace(remedy, advice=remedy.advice.replace(_FEWER_PASSES, _FEWER_KERNELS))
+    return remedy
 
 
 def _is_in_16_bits(run: Run) -> bool:
@@ -178,22 +173,18 @@ _HALF = r"(?i)bfloat16|c10::Half|__half"
 """In the names of types of 16 bits."""
 
 
-def _on_compiled(run: Run) -> list[Finding]:
-    findings = saving_finding(run, "memory-bound-kernels")
-    if findings and findings[0].where == SOFTMAX and has_attention_in_steps(kernel_rows(run)):
+def _by_compiling(run: Run, saving: MemorySaving) -> Remedy:
+    """Advice on what to compile, by what is compiled already."""
+    if saving.where == SOFTMAX and has_attention_in_steps(kernel_rows(run)):
         in_steps = attention_in_steps(run)
-        advice = f"{in_steps.advice} For the rest, compile the model."
-        return [replace(f, advice=advice, snippet=in_steps.snippet) for f in findings]
-    if findings and ("Compiled" in findings[0].where or is_compiled_without_fusion(run)):
-        remedy = _UNFUSED_GRAPHS if replays_unfused_graphs(run) else _UNFUSED
-        return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
-    if findings and is_before_triton(run):
-        return [replace(f, advice=_BEFORE_TRITON.advice, snippet=_BEFORE_TRITON.snippet) for f in findings]
-    if findings and is_compiled_in_part(run) and is_one_graph(run):
-        return [replace(f, advice=_COMPILED_ONCE) for f in findings]
-    if findings and is_compiled_in_part(run):
-        return [replace(f, advice=_NOT_COMPILED.advice, snippet=_NOT_COMPILED.snippet) for f in findings]
-    return findings
+        return replace(in_steps, advice=f"{in_steps.advice} For the rest, compile the model.")
+    if "Compiled" in saving.where or is_compiled_without_fusion(run):
+        return _UNFUSED_GRAPHS if replays_unfused_graphs(run) else _UNFUSED
+    if is_before_triton(run):
+        return _BEFORE_TRITON
+    if not is_compiled_in_part(run):
+        return guides_remedy(saving)
+    return Remedy(_COMPILED_ONCE, guides_remedy(saving).snippet) if is_one_graph(run) else _NOT_COMPILED
 
 
 _COMPILED_ONCE = (
@@ -233,10 +224,10 @@ _UNFUSED_GRAPHS = Remedy(
 )
 def unfused_optimizer(run: Run) -> list[Finding]:
     """`unfused-optimizer`: an optimizer in many kernels."""
-    findings = saving_finding(run, "unfused-optimizer")
-    if takes_fused(run):
-        return findings or cpu_optimizer(run)
-    return [replace(f, advice=_COMPILED_STEP.advice, snippet=_COMPILED_STEP.snippet) for f in findings]
+    saving = reported_saving(run, "unfused-optimizer", Saving)
+    if saving is None:
+        return cpu_optimizer(run) if takes_fused(run) else []
+    return [saving_finding(run, saving, guides_remedy(saving) if takes_fused(run) else _COMPILED_STEP)]
 
 
 _COMPILED_STEP = Remedy(
@@ -328,15 +319,16 @@ def batchnorm_in_training_mode(run: Run) -> list[Finding]:
 )
 def unknown_kernels(run: Run) -> list[Finding]:
     """`unknown-kernels`: too many to judge."""
-    findings = saving_finding(run, "unknown-kernels")
+    saving = reported_saving(run, "unknown-kernels", Saving)
+    if saving is None:
+        return []
     rows = kernel_rows(run)
     unknown = rows[rows["tensor_core"] == "unknown"]
     in_operators = unknown[unknown["op"] != ""]["total_us"].sum() >= 0.5 * unknown["total_us"].sum()
     shapes = facts(run.head.environment, "profiler").get("record_shapes") or rows["in_shapes"].ne("").any()
     # Shapes and dtypes are an operator's: they tell nothing of kernels that none launched, unless none was recorded.
-    if shapes or not (in_operators or rows["op"].eq("").all()):
-        findings = [replace(f, advice=_OWN_KERNELS.advice, snippet=_OWN_KERNELS.snippet) for f in findings]
-    return findings
+    are_own = shapes or not (in_operators or rows["op"].eq("").all())
+    return [saving_finding(run, saving, _OWN_KERNELS if are_own else guides_remedy(saving))]
 
 
 _OWN_KERNELS = Remedy(

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Literal
 
 import pandas as pd
 
@@ -14,12 +15,13 @@ from amp_core.analysis.performance.kernels import (
     kernel_rows,
     softmax_of_scores_us,
 )
-from amp_core.analysis.performance.saving import longest_name
+from amp_core.analysis.performance.saving import ProductSaving, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, reported_saving, saving_finding
+from amp_core.findings.snippets import WITH_SCALER
+from amp_core.findings.trace_findings import SAVING_THRESHOLD, guides_remedy, reported_saving, saving_finding, trains
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import Gpu, is_amd
 from amp_core.store.run import Run
@@ -51,48 +53,61 @@ _IN_BF16 = (
 )
 def fp32_products(run: Run) -> list[Finding]:
     """`fp32-products`: products and convolutions that 16 bits would speed up."""
-    findings = saving_finding(
-        run,
-        "fp32-products",
-        "Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).",
-        _IN_BF16,
-    )
-    saving = reported_saving(run, "fp32-products")
+    saving = reported_saving(run, "fp32-products", ProductSaving)
     if saving is None:
         return []
-    rows = kernel_rows(run)
-    gpu, names = profiled_gpu(run, str(run.head.config.get("device") or "")), rows["name"]
-    is_ampere, tf32_settings = names.str.contains(_SINCE_AMPERE).any(), _tf32_settings(run, gpu)
-    if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
-        remedies = _fp16_alone()
-    elif is_amd(gpu.name) or not tf32_settings or saving.memory_bounds:
-        remedies = _SIXTEEN_BITS
-    elif gpu.takes("bf16") or is_ampere:
-        remedies = _SIXTEEN_BITS_OR_TF32
-    else:
-        if names.str.contains(_OF_OLD_GPUS).any():  # which compute with FP16, and neither with BF16 nor with TF32
-            findings = [
-                replace(f, advice="Run the model in FP16.", snippet=f.snippet.replace("bfloat16", "float16"))
-                for f in findings
-            ]
-        return _without_model(rows, findings)
-    training, inference = remedies
-    chosen = [training if f.snippet == GUIDE["fp32-products"].snippet else inference for f in findings]
-    told = [
-        replace(f, advice=r.advice, snippet=r.snippet.replace(_MATMUL_TF32, tf32_settings))
-        for f, r in zip(findings, chosen, strict=True)
-    ]
-    rates = dense_rates(gpu.name)
-    if remedies is _SIXTEEN_BITS_OR_TF32 and rates and rates.tf32:
-        gain = f"By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
-        told = [replace(f, advice=f"{f.advice} {gain}") for f in told]
+    gpu, rows = profiled_gpu(run, str(run.head.config.get("device") or "")), kernel_rows(run)
+    types = _types_of(gpu, rows, can_gain_by_tf32=bool(_tf32_settings(run, gpu)) and not saving.memory_bounds)
+    remedy = _in_types(run, gpu, types)
     if saving.is_emulated:
-        told = [replace(f, advice=f.advice.replace("would be", "is")) for f in told]
-    told = _without_model(rows, [_in_part(run, f) for f in told])
-    if not (rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)).any():
-        return told
-    # What an embedding takes are numbers of rows, which 16 bits would change.
-    return [replace(f, snippet=_CAST_INPUT.sub("model(x)", f.snippet)) for f in told]
+        remedy = replace(remedy, advice=remedy.advice.replace("would be", "is"))
+    if types in _KNOWN_TYPES:
+        remedy = _in_part(run, remedy)
+    if _are_plain_products(rows):
+        remedy = _without_model(remedy)
+    takes_rows = rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)
+    if types in _KNOWN_TYPES and takes_rows.any():  # numbers of rows, which 16 bits would change
+        remedy = replace(remedy, snippet=_CAST_INPUT.sub("model(x)", remedy.snippet))
+    return [saving_finding(run, saving, remedy)]
+
+
+_Types = Literal["fp16 alone", "16 bits", "16 bits or tf32", "fp16", "unknown"]
+_KNOWN_TYPES = ("fp16 alone", "16 bits", "16 bits or tf32")
+"""Of GPUs that are known well enough to say what of a model to convert."""
+
+
+def _types_of(gpu: Gpu, rows: pd.DataFrame, *, can_gain_by_tf32: bool) -> _Types:
+    """The narrower types in which a GPU computes products faster."""
+    names = rows["name"]
+    is_ampere = names.str.contains(_SINCE_AMPERE).any()
+    if gpu.takes("bf16") is False or (not gpu.name and not is_ampere and names.str.contains(_BEFORE_AMPERE).any()):
+        return "fp16 alone"
+    if is_amd(gpu.name) or not can_gain_by_tf32:
+        return "16 bits"
+    if gpu.takes("bf16") or is_ampere:
+        return "16 bits or tf32"
+    # Old ones compute with FP16, and neither with BF16 nor with TF32.
+    return "fp16" if names.str.contains(_OF_OLD_GPUS).any() else "unknown"
+
+
+def _in_types(run: Run, gpu: Gpu, types: _Types) -> Remedy:
+    """What to advise on a GPU with these types, in training or in inference."""
+    entry, in_training = GUIDE["fp32-products"], trains(run)
+    if types == "fp16":
+        snippet = entry.snippet if in_training else _IN_BF16
+        return Remedy("Run the model in FP16.", snippet.replace("bfloat16", "float16"))
+    if types == "unknown":
+        return Remedy(entry.advice, entry.snippet) if in_training else _INFERENCE
+    if types == "fp16 alone":
+        return _FP16_ALONE if in_training else _FP16_ALONE_INFERENCE
+    if types == "16 bits":
+        return _SIXTEEN_BITS if in_training else _SIXTEEN_BITS_INFERENCE
+    remedy, rates = _SIXTEEN_BITS_OR_TF32 if in_training else _SIXTEEN_BITS_OR_TF32_INFERENCE, dense_rates(gpu.name)
+    gain = ""
+    if rates and rates.tf32:
+        gain = f" By the data sheet, TF32 is {number(rates.tf32 / rates.fp32, digits=2)} × as fast as FP32."
+    settings = remedy.snippet.replace(_MATMUL_TF32, _tf32_settings(run, gpu))
+    return Remedy(f"{remedy.advice}{gain}", settings)
 
 
 def _are_plain_products(rows: pd.DataFrame) -> bool:
@@ -101,18 +116,13 @@ def _are_plain_products(rows: pd.DataFrame) -> bool:
     return bool(len(rows) and plain.all())
 
 
-def _without_model(rows: pd.DataFrame, findings: list[Finding]) -> list[Finding]:
-    """The findings, with advice for products of tensors where a program has no model."""
-    if not _are_plain_products(rows):
-        return findings
-    told = []
-    for finding in findings:
-        snippet = finding.snippet
-        for dtype in ("bfloat16", "float16"):
-            product = f"c = a.to(torch.{dtype}) @ b.to(torch.{dtype})"
-            snippet = snippet.replace(_IN_BF16.replace("bfloat16", dtype), product)
-        told.append(replace(finding, advice=_RUN_MODEL.sub(r"\1 the products", finding.advice), snippet=snippet))
-    return told
+def _without_model(remedy: Remedy) -> Remedy:
+    """The remedy for products of tensors, where a program has no model."""
+    snippet = remedy.snippet
+    for dtype in ("bfloat16", "float16"):
+        product = f"c = a.to(torch.{dtype}) @ b.to(torch.{dtype})"
+        snippet = snippet.replace(_IN_BF16.replace("bfloat16", dtype), product)
+    return Remedy(_RUN_MODEL.sub(r"\1 the products", remedy.advice), snippet)
 
 
 _RUN_MODEL = re.compile(r"([Rr]un) the model")
@@ -122,14 +132,14 @@ MIN_NARROW_FRAC = 0.2
 """Share of products in 16 or fewer bits in the time of all from which the others are told to be left over."""
 
 
-def _in_part(run: Run, finding: Finding) -> Finding:
-    """The finding, which where part of the products runs in 16 bits already asks for the rest alone."""
+def _in_part(run: Run, remedy: Remedy) -> Remedy:
+    """The remedy; one for the rest alone where part of the products runs in 16 bits already."""
     rows = kernel_rows(run)
     rows = rows[is_matrix(rows)]
     wide, narrow = rows[rows["precision"].isin(["fp32", "tf32"])], rows[rows["precision"].isin(["fp16", "bf16"])]
     share = float(narrow["total_us"].sum() / rows["total_us"].sum())
     if share < MIN_NARROW_FRAC:
-        return finding
+        return remedy
     op = longest_name(wide[wide["op"] != ""], "op")
     most = f", most of them in {op}" if op else ""
     dtype = "bfloat16" if longest_name(narrow, "precision") == "bf16" else "float16"
@@ -140,27 +150,26 @@ def _in_part(run: Run, finding: Finding) -> Finding:
     snippet = (
         f"with torch.autocast(device_type, dtype=torch.{dtype}):   # around all of it, and enabled=False nowhere inside"
     )
-    return replace(finding, advice=advice, snippet=f"{snippet}\n    y = model(x)", frameworks={})
+    return Remedy(advice, f"{snippet}\n    y = model(x)")
 
 
 _EMBEDDING = "embedding"
 _CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\).*")
 
 
-def _fp16_alone() -> tuple[Remedy, Remedy]:
-    """Advice for training and for inference on Volta and Turing."""
-    return (
-        Remedy(
-            "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a "
-            "GradScaler. BF16 would be emulated, and there is no TF32.",
-            GUIDE["fp16-without-scaler"].snippet,
-        ),
-        Remedy(
-            "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there "
-            "is no TF32.",
-            _IN_BF16.replace("bfloat16", "float16"),
-        ),
-    )
+_FP16_ALONE = Remedy(
+    "The tensor cores of this GPU only support FP16: run these products in FP16 under autocast, with a GradScaler. "
+    "BF16 would be emulated, and there is no TF32.",
+    WITH_SCALER,
+)
+"""On Volta and Turing."""
+_FP16_ALONE_INFERENCE = Remedy(
+    "The tensor cores of this GPU only support FP16: run the model in FP16. BF16 would be emulated, and there is no "
+    "TF32.",
+    _IN_BF16.replace("bfloat16", "float16"),
+)
+_INFERENCE = Remedy("Run the model in 16 bits, or allow TF32 on GPUs that support it (Ampere and later).", _IN_BF16)
+"""On a GPU that is not known."""
 
 
 def _tf32_settings(run: Run, gpu: Gpu) -> str:
@@ -194,15 +203,14 @@ _BEFORE_AMPERE = r"(?:volta|turing)_"
 """In the names of kernels that cuBLAS and cuDNN take on Volta and Turing."""
 _OF_OLD_GPUS = r"maxwell_"
 """In the names of kernels that cuBLAS takes on GPUs before Volta."""
-_SIXTEEN_BITS = (
-    Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST),
-    Remedy("Run the model in 16 bits.", _IN_BF16),
+_SIXTEEN_BITS = Remedy("Run them in 16 bits under autocast. BF16 needs no loss scaling.", _AUTOCAST)
+_SIXTEEN_BITS_INFERENCE = Remedy("Run the model in 16 bits.", _IN_BF16)
+_SIXTEEN_BITS_OR_TF32 = Remedy(
+    "Run them in 16 bits under autocast, or allow TF32. BF16 needs no loss scaling.", _WITH_TF32
 )
-_SIXTEEN_BITS_OR_TF32 = (
-    Remedy("Run them in 16 bits under autocast, or allow TF32. BF16 needs no loss scaling.", _WITH_TF32),
-    Remedy("Run the model in 16 bits, or allow TF32.", f"{_MATMUL_TF32}   # or\n{_IN_BF16}"),
+_SIXTEEN_BITS_OR_TF32_INFERENCE = Remedy(
+    "Run the model in 16 bits, or allow TF32.", f"{_MATMUL_TF32}   # or\n{_IN_BF16}"
 )
-"""Advice for training and for inference."""
 
 
 @rule(
@@ -222,35 +230,55 @@ _SIXTEEN_BITS_OR_TF32 = (
 )
 def slow_products(run: Run) -> list[Finding]:
     """`slow-products`: products on tensor cores far below their rate."""
-    findings = saving_finding(run, "slow-products")
-    if findings and "bmm" in findings[0].where and has_attention_in_steps(kernel_rows(run)):
-        in_steps = attention_in_steps(run)
-        return [replace(f, advice=in_steps.advice, snippet=in_steps.snippet) for f in findings]
-    if not findings or "Here: " in findings[0].advice:  # sizes to pad to
-        return findings
-    slow = reported_saving(run, "slow-products")
-    is_large = slow is not None and slow.ideal_us >= MIN_LARGE_US
-    # Blocks of attention each do the work of some 100 queries; those of a small product may do next to none.
-    if slow is not None and "attention" in slow.where and slow.blocks_per_sm is not None:
-        is_large |= slow.blocks_per_sm >= 1
-    kinds, other = (_LARGE, _LARGE_PRODUCTS) if is_large else (_ALIGNED, _SMALL)
-    remedy = next((r for word, r in kinds.items() if word in findings[0].where), other)
-    if is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name):
-        remedy = _LARGE_ON_AMD if remedy is _LARGE_PRODUCTS else remedy
-        remedy = _ATTENTION_ON_AMD if remedy is _LARGE["attention"] else remedy
-    if remedy is _ALIGNED["bmm"] and not _has_softmax(run, findings[0].where):
-        savings = possible_savings(run)
-        remedy = _GATHERED if savings is not None and gathered_matrices(run, savings) else _SMALL_BATCHES
-    made = slow.slowest if slow is not None else None
-    if slow is not None and made is not None and slow.blocks_per_sm is not None and is_long_sum(made):
-        remedy = _SPLIT_SUM if slow.blocks_per_sm < MAX_FEW_BLOCKS else remedy
-    if "attention" in findings[0].where and made is not None and 0 < (made.keys or 0) < MIN_OF_TILE:
-        remedy = _PARTS_OF_TILES
-    if remedy is _LARGE["attention"] and _is_in_fp32(run, findings[0].where):
-        remedy = _FP32_ATTENTION
-    elif remedy is _LARGE["attention"] and (made is None or made.sizes.get("D") not in _USUAL_HEADS):
-        remedy = replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
-    return [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings]
+    saving = reported_saving(run, "slow-products", ProductSaving)
+    return [] if saving is None else [saving_finding(run, saving, _slow_remedy(run, saving))]
+
+
+def _slow_remedy(run: Run, slow: ProductSaving) -> Remedy:
+    """What to advise for products far below their rate, by the slowest operator."""
+    made, few_blocks = slow.slowest, slow.blocks_per_sm is not None and slow.blocks_per_sm < MAX_FEW_BLOCKS
+    if "bmm" in slow.where and has_attention_in_steps(kernel_rows(run)):
+        return attention_in_steps(run)
+    if slow.here:  # sizes to pad to
+        return guides_remedy(slow)
+    if "attention" in slow.where and made is not None and 0 < (made.keys or 0) < MIN_OF_TILE:
+        return _PARTS_OF_TILES
+    if made is not None and few_blocks and is_long_sum(made):
+        return _SPLIT_SUM
+    return _large(run, slow) if _is_large(slow) else _small(run, slow)
+
+
+def _is_large(slow: ProductSaving) -> bool:
+    """Whether one call has enough work to fill the device: blocks of attention each do that of some 100 queries, while
+    those of a small product may do next to none."""
+    fills = "attention" in slow.where and slow.blocks_per_sm is not None and slow.blocks_per_sm >= 1
+    return fills or slow.ideal_us >= MIN_LARGE_US
+
+
+def _large(run: Run, slow: ProductSaving) -> Remedy:
+    """What to advise for large products."""
+    on_amd = is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name)
+    remedy = next((r for word, r in _LARGE.items() if word in slow.where), _LARGE_PRODUCTS)
+    if remedy is _LARGE_PRODUCTS:
+        return _LARGE_ON_AMD if on_amd else remedy
+    if remedy is not _LARGE["attention"]:
+        return remedy
+    if on_amd:
+        return _ATTENTION_ON_AMD
+    if _is_in_fp32(run, slow.where):
+        return _FP32_ATTENTION
+    if slow.slowest is not None and slow.slowest.sizes.get("D") in _USUAL_HEADS:
+        return remedy
+    return replace(remedy, advice=f"{remedy.advice} Many are only fast for head sizes of 64 and 128.")
+
+
+def _small(run: Run, slow: ProductSaving) -> Remedy:
+    """What to advise for products of aligned sizes that do not fill the device."""
+    remedy = next((r for word, r in _ALIGNED.items() if word in slow.where), _SMALL)
+    if remedy is not _ALIGNED["bmm"] or _has_softmax(run, slow.where):
+        return remedy
+    savings = possible_savings(run)
+    return _GATHERED if savings is not None and gathered_matrices(run, savings) else _SMALL_BATCHES
 
 
 def _has_softmax(run: Run, op: str) -> bool:

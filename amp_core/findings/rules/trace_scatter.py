@@ -38,7 +38,7 @@ def scattered_writes(run: Run) -> list[Finding]:
         unit="share of the step",
         remedy=_EMBEDDING if "embedding" in writes.where else None,
     )
-    return for_what_runs(run, [finding])
+    return [for_what_runs(run, finding)]
 
 
 _EMBEDDING = Remedy(

@@ -5,12 +5,19 @@ from dataclasses import replace
 from amp_core.analysis.performance.collectives import has_all_ranks
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import kernel_rows, mostly_misclocked, numbers_of_import
+from amp_core.analysis.performance.saving import IdleSaving, Saving
 from amp_core.findings.launch_remedies import SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import SMALL_BATCHES, cpu_waits_for_data, has_small_batches
 from amp_core.findings.snippets import PROFILE
-from amp_core.findings.trace_findings import SAVING_THRESHOLD, for_what_runs, reported_saving, saving_finding
+from amp_core.findings.trace_findings import (
+    SAVING_THRESHOLD,
+    for_what_runs,
+    guides_remedy,
+    reported_saving,
+    saving_finding,
+)
 from amp_core.findings.trace_launches import COALESCE
 from amp_core.hardware.gpus import is_amd
 from amp_core.store.run import Run
@@ -75,18 +82,18 @@ def device_not_recorded(run: Run) -> list[Finding]:
         unit=unit.format(s="s" * (counted != 1), es="es" * (counted != 1)),
     )
     if device == "mps":
-        return for_what_runs(run, [replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet)])
+        return [for_what_runs(run, replace(finding, advice=_APPLE.advice, snippet=_APPLE.snippet))]
     if run.head.config.get("metric_ranges"):
-        return for_what_runs(run, [replace(finding, advice=_METRICS, snippet=entry_snippet)])
+        return [for_what_runs(run, replace(finding, advice=_METRICS, snippet=entry_snippet))]
     if run.head.config.get("legacy_format"):
-        return for_what_runs(run, [replace(finding, advice=_LEGACY, snippet=entry_snippet)])
+        return [for_what_runs(run, replace(finding, advice=_LEGACY, snippet=entry_snippet))]
     if run.head.config.get("times_by_events"):
-        return for_what_runs(run, [replace(finding, advice=_BY_EVENTS, snippet=entry_snippet)])
+        return [for_what_runs(run, replace(finding, advice=_BY_EVENTS, snippet=entry_snippet))]
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
         if run.head.config.get("device_requested") is True:
-            return for_what_runs(run, [replace(finding, advice=_REQUESTED.advice, snippet=_REQUESTED.snippet)])
-        return for_what_runs(run, [replace(finding, advice=_KEPT_BACK, snippet=entry_snippet)])
-    return for_what_runs(run, [replace(finding, snippet=entry_snippet)])
+            return [for_what_runs(run, replace(finding, advice=_REQUESTED.advice, snippet=_REQUESTED.snippet))]
+        return [for_what_runs(run, replace(finding, advice=_KEPT_BACK, snippet=entry_snippet))]
+    return [for_what_runs(run, replace(finding, snippet=entry_snippet))]
 
 
 _METRICS = (
@@ -157,7 +164,7 @@ def invalid_times(run: Run) -> list[Finding]:
         unit="kernels and copies",
     )
     activity = _ACTIVITIES.get(device.partition(":")[0], "CUDA")
-    return for_what_runs(run, [replace(finding, snippet=PROFILE.format(activity=activity))])
+    return [for_what_runs(run, replace(finding, snippet=PROFILE.format(activity=activity)))]
 
 
 @rule(
@@ -178,15 +185,16 @@ def invalid_times(run: Run) -> list[Finding]:
 )
 def waiting_for_data(run: Run) -> list[Finding]:
     """`waiting-for-data`: idle time of the GPU while data is loaded."""
-    findings = saving_finding(run, "waiting-for-data")
-    if not findings:
+    saving = reported_saving(run, "waiting-for-data", Saving)
+    if saving is None:
         return cpu_waits_for_data(run)
-    if (remedy := _LOADERS.get(str(run.head.config.get("loader")))) is not None:
-        remedy = SMALL_BATCHES if has_small_batches(run) else remedy
-        findings = [replace(f, advice=remedy.advice, snippet=remedy.snippet or f.snippet) for f in findings]
-    if not kernel_rows(run, everything=True)["name"].str.contains("Pinned -> Device", regex=False).any():
-        return findings
-    return [replace(f, snippet=f.snippet.replace("pin_memory=True, ", "")) for f in findings]
+    remedy = guides_remedy(saving)
+    if (of_loader := _LOADERS.get(str(run.head.config.get("loader")))) is not None:
+        of_loader = SMALL_BATCHES if has_small_batches(run) else of_loader
+        remedy = Remedy(of_loader.advice, of_loader.snippet or remedy.snippet)
+    if kernel_rows(run, everything=True)["name"].str.contains("Pinned -> Device", regex=False).any():
+        remedy = replace(remedy, snippet=remedy.snippet.replace("pin_memory=True, ", ""))
+    return [saving_finding(run, saving, remedy)]
 
 
 _LOADERS = {
@@ -223,7 +231,8 @@ _LOADERS = {
 )
 def unexplained_idle(run: Run) -> list[Finding]:
     """`unexplained-idle`: idle time of the GPU in a trace without launches."""
-    return for_what_runs(run, saving_finding(run, "unexplained-idle"))
+    saving = reported_saving(run, "unexplained-idle", Saving)
+    return [] if saving is None else [saving_finding(run, saving, guides_remedy(saving))]
 
 
 @rule(
@@ -248,19 +257,21 @@ def unexplained_idle(run: Run) -> list[Finding]:
 )
 def kernel_wait(run: Run) -> list[Finding]:
     """`kernel-wait`: idle time of the GPU with work launched."""
-    findings, saving = saving_finding(run, "kernel-wait"), reported_saving(run, "kernel-wait")
-    if saving is None:
-        return []
-    launches = run.head.config.get("graph_launches")
-    if saving.waits_for_graph:
-        again = isinstance(launches, int) and launches >= MIN_GRAPH_LAUNCHES
-        remedy: Remedy | None = _GRAPH_LATE_AGAIN if again else _GRAPH_LATE
-    else:
-        remedy = _LATE_START if not saving.is_sure else _ALL_RANKS_RECORDED if has_all_ranks(run) else None
+    saving = reported_saving(run, "kernel-wait", IdleSaving)
+    return [] if saving is None else [saving_finding(run, saving, _of_queued(run, saving))]
+
+
+def _of_queued(run: Run, saving: IdleSaving) -> Remedy:
+    """What to advise where launched work waits."""
     if saving.waits_in == COALESCE:
-        remedy = SORTED_ANEW
-    told = [replace(f, advice=remedy.advice, snippet=remedy.snippet) for f in findings] if remedy else findings
-    return for_what_runs(run, told)
+        return SORTED_ANEW
+    if saving.waits_for_graph:
+        launches = run.head.config.get("graph_launches")
+        again = isinstance(launches, int) and launches >= MIN_GRAPH_LAUNCHES
+        return _GRAPH_LATE_AGAIN if again else _GRAPH_LATE
+    if not saving.is_sure:
+        return _LATE_START
+    return _ALL_RANKS_RECORDED if has_all_ranks(run) else guides_remedy(saving)
 
 
 _ALL_RANKS_RECORDED = Remedy(
