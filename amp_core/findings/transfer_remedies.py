@@ -14,7 +14,7 @@ import pandas as pd
 from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
 from amp_core.analysis.performance.communication_savings import compress_hook
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import holds_collectives_alone, is_matrix, kernel_rows
+from amp_core.analysis.performance.kernels import holds_collectives_alone, is_matrix, kernel_rows, of_main, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.model import Remedy
@@ -102,10 +102,17 @@ class Transfers:
         """Time per step in which the device only communicates."""
         return float(np.nan_to_num(self.savings.cost.us("communication")))
 
+    @cached_property
+    def beside_us(self) -> float:
+        """Time per step in which the device does so beside a collective."""
+        windows = of_main(self.run, window_rows(self.run))
+        us = (windows["communication_us"] - windows["communication_alone_us"]).fillna(0.0)
+        return float(us.sum()) / (float(windows["steps"].fillna(0.0).sum()) or float(len(windows)))
+
     @property
     def free_us(self) -> float:
-        """Time per step in which the device computes with no collective beside it."""
-        return max(0.0, self.computes_us - self.savings.cost.overlap_us)
+        """Time per step in which the device does so with no collective beside it."""
+        return max(0.0, self.computes_us - self.beside_us)
 
     @cached_property
     def hidden_at_most(self) -> str:
@@ -114,7 +121,7 @@ class Transfers:
         if self.free_us >= MIN_OVERLAP_RATIO * self.exposed_us:
             return ""
         free, exposed = number(self.free_us / 1e3), number(self.exposed_us / 1e3, "ms")
-        alone = " without collectives beside it" if self.savings.cost.overlap_us > 0 else ""
+        alone = " without collectives beside it" if self.beside_us > 0 else ""
         return (
             f" The device computes for {free} ms per {self.savings.unit}{alone}, so overlap hides at most that of "
             f"{exposed}."
@@ -154,14 +161,19 @@ def _in_inference(transfers: Transfers) -> Remedy:
     """Advice where a trace has no backward beside which gradients could be reduced."""
     if transfers.of_experts:
         return _exchange(transfers)
-    table = collective_table(transfers.run)
+    run = transfers.run
+    table = collective_table(run)
     are_several = table["count"][table["name"] == transfers.name].sum() >= MIN_SEVERAL
     are_large = len(transfers.longest) and transfers.longest["total_us"].mean() >= MIN_LARGE_US
     fewer = ": fewer, larger collectives" if are_several and not are_large else ""
     narrower = ", and 16-bit activations" if transfers.are_wide else ""
+    if transfers.hidden_at_most:
+        return Remedy(
+            f"Shard the model differently{fewer}{narrower}.{transfers.hidden_at_most}{_OTHER_RANKS}",
+            _LINKS if has_all_ranks(run) else RECORD_ALL,
+        )
     return Remedy(
-        f"Overlap communication with computation, or shard the model differently{fewer}{narrower}."
-        f"{transfers.hidden_at_most}",
+        f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
         _ASYNCHRONOUS.get(transfers.name, _ASYNCHRONOUS["all_reduce"]),
     )
 
@@ -262,11 +274,16 @@ MAX_TINY_BYTES = 512
 _ENGINES_OWN = r"(?i)allreduce_fusion|one_?shot|two_?shot|cross_device_reduce|multimem|quick_?reduce"
 """In the names of kernels that serving engines have for collectives of small messages."""
 _USE_OWN = "use its own kernels where the messages are small, "
+_LINKS = "nvidia-smi topo -m   # the links between the GPUs; on AMD: rocm-smi --showtopo"
+RECORD_ALL = (
+    'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
+    "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)"
+)
 _IN_GRAPHS = Remedy(
     "These collectives are launched by captured graphs, so what runs beside them is set where the graph is captured: "
     "let the engine overlap them with products there, use its own kernels where the messages are small, or shard the "
     "model differently." + _OTHER_RANKS,
-    "nvidia-smi topo -m   # the links between the GPUs; on AMD: rocm-smi --showtopo",
+    _LINKS,
 )
 _TINY = Remedy(
     "Most of this is in messages of {bytes} or less, whose transfer takes microseconds: the rest is waiting for other "
@@ -288,8 +305,7 @@ _OUTLASTS = Remedy(
 _ALONE = Remedy(
     "Whether the device computes beside these collectives is not in the trace, so what overlap would save is unknown. "
     "Record the CPU and all kernels on every rank." + _OTHER_RANKS,
-    'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
-    "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)",
+    RECORD_ALL,
 )
 """Of traces that hold collectives and nothing else."""
 _NOTHING_BESIDE = Remedy(

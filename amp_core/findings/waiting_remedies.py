@@ -13,7 +13,7 @@ from amp_core.findings.model import Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import in_this_trace, reported_saving
-from amp_core.findings.transfer_remedies import EXPERT_KERNELS, MIN_TRANSFER_FRAC, without_other_ranks
+from amp_core.findings.transfer_remedies import EXPERT_KERNELS, MIN_TRANSFER_FRAC, RECORD_ALL, without_other_ranks
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
 
@@ -80,7 +80,7 @@ def with_missing_ranks(remedy: Remedy, run: Run, saving: CommunicationSaving) ->
         rest = f"The rest, at most {number(transfer_us / 1e3, 'ms')}, is the transfer."
         advice += f" {rest} {remedy.advice}{in_this_trace(saving)}"
     is_most = saving.waiting_us >= transfer_us
-    return Remedy(advice, _RECORD_ALL if is_most else remedy.snippet)
+    return Remedy(advice, RECORD_ALL if is_most else remedy.snippet)
 
 
 def _awaited(run: Run) -> int | None:
@@ -90,10 +90,6 @@ def _awaited(run: Run) -> int | None:
 
 
 _SETS_UP = "the first collective of a group sets up its connections, "
-_RECORD_ALL = (
-    'save = torch.profiler.tensorboard_trace_handler("traces")   # on every rank: one file each\n'
-    "with torch.profiler.profile(on_trace_ready=save) as prof:\n    train_step(batch)"
-)
 _LATER_STILL = " A rank whose trace is missing may enter later still: import the traces of all ranks."
 _HOT_EXPERTS = Remedy(
     "The others wait for the rank whose experts get most of the tokens, which no faster network shortens. Replicate "

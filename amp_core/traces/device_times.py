@@ -118,6 +118,24 @@ def step_times(events: TraceEvents, host: Host, linked: LinkedWork, clock: Devic
     return times[::-1]
 
 
+def drop_cut_step(events: TraceEvents, host: Host, linked: LinkedWork, times: list[StepTimes]) -> None:
+    """Drop the first of three or more marked steps, and its times, where it is shorter than each of the others because
+    the device still did older work when the host began it: there the trace lacks a part of the step. A device with
+    work queued at all times does all of it in what is left. Ranks that communicate keep their steps in common."""
+    if len(times) < MIN_STEPS_FOR_TAILS or host.steps_inferred:
+        return
+    older = np.isneginf(linked.launched_us)
+    lengths = [step.ends - step.begins for step in times]
+    is_cut = (linked.end_us[older] > host.steps[0][0]).any() and lengths[0] < MAX_CUT_FRAC * min(lengths[1:])
+    names = (events.texts[name] for name in np.unique(linked.name).tolist()) if is_cut else ()
+    if is_cut and all(classify_kernel(name).category != "communication" for name in names):
+        del host.steps[0], times[0]
+
+
+MAX_CUT_FRAC = 0.98
+"""Length of a first step over that of the shortest other one below which it is not whole."""
+
+
 def _held_until(events: TraceEvents, linked: LinkedWork, low: float) -> float:
     """When the first work of a device begins, if a copy that was launched soon after `low` waits there for what the
     trace lacks, in a call that blocks until then; minus infinity for others."""

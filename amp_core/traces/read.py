@@ -33,6 +33,7 @@ from amp_core.traces.device_times import (
     MIN_UNRECORDED_US,
     DeviceClock,
     cut_last_step,
+    drop_cut_step,
     drop_steps_without_work,
     step_times,
 )
@@ -364,6 +365,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, linked, clock)
+    drop_cut_step(events, host, linked, times)
     steps = step_rows(events, host, times, clock)
     del clock  # ten megabytes in a trace of a gigabyte
     windows = trace_windows(events, host, linked, times)

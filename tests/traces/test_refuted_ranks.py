@@ -64,7 +64,7 @@ def test_a_collective_that_all_ranks_launched_in_time_waits_for_no_host(tmp_path
 @pytest.mark.parametrize(("leaves_us", "told"), [(5, False), (60, True)])
 def test_overlap_is_advised_on_only_where_a_part_is_transfer(tmp_path, leaves_us, told):
     finding = finding_of(run_of_ranks(tmp_path, *exchanges(leaves_us)), "exposed-communication")
-    assert ("For the rest" in finding.advice) == told == ("async_op=True" in finding.snippet)
+    assert ("For the rest" in finding.advice) == told == ("topo -m" in finding.snippet)
 
 
 def test_near_ties_do_not_hide_the_rank_that_makes_most_of_the_waiting(tmp_path):
@@ -221,3 +221,15 @@ def test_a_queue_that_fills_in_the_first_of_equal_passes_is_no_saving_of_the_loo
     run = run_of(tmp_path, passes(5, ahead=ahead))
     found = [f for f in diagnose(run) if f.code in ("launch-bound", "host-bound")]
     assert (not found) == ahead and (run.windows["idle_filling_us"].sum() > 300) == ahead
+
+
+def test_kernels_beside_one_another_are_not_beside_collectives_and_little_to_overlap_is_told(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::mm", 1, 20)
+    trace.kernel(GEMM, 10, 90, 2)
+    trace.kernel(GEMM, 20, 90, 6, stream=8)
+    collective(trace, 150, 800, 30)
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert "computes for 0.100 ms per step, so overlap hides at most that of 0.800 ms" in finding.advice
+    assert "Overlap communication" not in finding.advice and "async_op" not in finding.snippet

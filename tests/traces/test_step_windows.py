@@ -190,6 +190,22 @@ def test_a_step_that_an_idle_gpu_waits_for_begins_with_the_host(tmp_path, marked
     assert trace.windows["idle_data_us"] == [600 if marked else 900]
 
 
+def behind(steps, collectives=False):
+    """The same behind work that was launched before the trace, and ends 300 µs after the host began the first step."""
+    events = host_bound(steps=steps, marked=False)
+    older = Made()
+    older.event("kernel", made.NCCL if collectives else made.SIMT, -50, 350, 7, correlation=1, device=0, stream=7)
+    return {**events, "traceEvents": [*older.document()["traceEvents"], *events["traceEvents"]]}
+
+
+@pytest.mark.parametrize(("steps", "collectives", "told"), [(3, False, [0.99] * 2), (2, False, [0.69, 0.99]),
+                                                            (3, True, [0.69, 0.99, 0.99])])  # fmt: skip
+def test_a_first_step_that_older_work_hides_a_part_of_is_left_out(tmp_path, steps, collectives, told):
+    trace = read_trace(write(tmp_path / "t.json", behind(steps, collectives)))
+    assert trace.step_rows["step_ms"] == told and trace.windows["steps"] == [len(told)]
+    assert trace.windows["wall_us"] == [pytest.approx(1e3 * sum(told), abs=25)]
+
+
 WAITS = (470, 220, 620, 300)
 
 

@@ -135,12 +135,16 @@ JUST_BELOW = 0.999
 def idle_of_late_rank(run: Run, late: LateRankSaving, unit: str) -> list[Saving]:
     """The same of the one rank that the others wait for: what makes it late. A step becomes shorter by no more than
     they wait, but for what shortens the launches of all ranks where their hosts are nearly as slow, and the cause is
-    told after the waiting."""
+    told after the waiting. Where the others wait longer for their own hosts, the waiting is no limit, unless the late
+    rank's GPU is slow."""
     rank = late.late_ranks[0]
     windows, rows = (frame[frame["rank"] == rank] for frame in (window_rows(run), kernel_rows(run)))
     cost = step_cost(run, rank=rank)
     savings = idle_savings(run, windows, rows, Basis(cost, float(cost.steps or len(windows)), unit, rates=None))
-    limit_us = JUST_BELOW * late.saved_us
+    others_us = late_host_us(window_rows(run), late)
+    is_cause = late.slower_ratio > 0 or others_us <= late.saved_us
+    limit_us = JUST_BELOW * late.saved_us if is_cause else math.inf
+    theirs = "" if is_cause else f", the others' for {100 * others_us / late.step_us:.0f} %,"
     most_us = {"launch-bound": math.inf if late.is_of_all_hosts else limit_us}
     return [
         replace(
@@ -148,7 +152,9 @@ def idle_of_late_rank(run: Run, late: LateRankSaving, unit: str) -> list[Saving]
             saved_us=min(saving.saved_us, most_us.get(saving.code, limit_us)),
             lead_us=min(saving.lead_us, most_us.get(saving.code, limit_us)),
             rank_limit_us=min(saving.rank_limit_us, limit_us),
-            what=saving.what.replace("The GPU", f"Rank {rank}'s GPU", 1).replace(f"of the {unit}", f"of its {unit}"),
+            what=saving.what.replace("The GPU", f"Rank {rank}'s GPU", 1)
+            .replace(f"of the {unit}", f"of its {unit}")
+            .replace(" because the host", f"{theirs} because the host", 1),
         )
         for saving in savings
     ]

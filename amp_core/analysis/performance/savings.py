@@ -26,7 +26,6 @@ from amp_core.analysis.performance.idle_savings import (
     LATE_LAUNCHES,
     idle_of_late_rank,
     idle_savings,
-    late_host_us,
 )
 from amp_core.analysis.performance.kernels import (
     between_collectives_us,
@@ -168,7 +167,7 @@ def _all_savings(
 ) -> list[Saving]:
     """All savings, and what each of them waits for until the step becomes shorter by it."""
     cost, communication = basis.cost, communication_saving(run, rows, basis)
-    late = _one_late(run, windows, communication)
+    late = _one_late(run, communication)
     ranks_late = isinstance(communication, LateRankSaving)
     between_us = 0.0 if ranks_late else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     idle = (
@@ -203,15 +202,12 @@ def _all_savings(
     return [communication, copies, *idle, *(within_reach(c, rows, windows, basis) for c in of_kernels)]
 
 
-def _one_late(run: Run, windows: pd.DataFrame, saving: Saving) -> LateRankSaving | None:
-    """The saving of waiting for one late rank whose idle time is what comes next; None otherwise. Where all wait longer
-    for their own hosts, a late one is not what comes first, unless its GPU is slow. Of ranks that began apart, nothing
-    in the traces makes one late."""
+def _one_late(run: Run, saving: Saving) -> LateRankSaving | None:
+    """The saving of waiting for one late rank, whose idle time is what the step consists of; None otherwise. Of ranks
+    that began apart, nothing in the traces makes one late."""
     if not isinstance(saving, LateRankSaving) or len(saving.late_ranks) > 1 or saving.share < MIN_SAVED_FRAC:
         return None
-    if not saving.slower_ratio and (late_host_us(windows, saving) > saving.saved_us or started_apart(run)):
-        return None
-    return saving
+    return None if not saving.slower_ratio and started_apart(run) else saving
 
 
 def _of_idle_device(saving: CommunicationSaving, hidden_us: float, between_us: float) -> CommunicationSaving:
