@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amp_core.analysis.performance.collectives import WaitedFor, rank_waiting, waited_for
+from amp_core.analysis.performance.rank_waiting import WaitedFor, rank_waiting, waited_for
 from amp_core.analysis.steps import TIMES, median, warmup_steps
 from amp_core.store.run import Run
 

@@ -9,22 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.attention import SOFTMAX, has_attention_in_steps
 from amp_core.analysis.performance.collectives import collective_rows
-from amp_core.analysis.performance.kernels import (
-    SOFTMAX,
-    ZEROING,
-    has_attention_in_steps,
-    is_matrix,
-    kernel_rows,
-    numbers_of_import,
-    takes_fused,
-    window_rows,
-    without_ranges,
-)
+from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows, without_ranges
 from amp_core.analysis.performance.late_launches import IN_ONE_GAP, MIN_ONE_GAP_FRAC
 from amp_core.analysis.performance.late_rank_savings import late_rank_saving
 from amp_core.analysis.performance.layouts import layout_copies
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
+from amp_core.analysis.performance.training_part import ZEROING, takes_fused
 from amp_core.findings.repeated_work import MIN_LOOP_FIRST_FRAC, loop_frac
 from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run

@@ -6,16 +6,10 @@ cpu_sentence(run)     # 'The trace contains no device activity: on the CPU, aten
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.first_calls import first_calls_of
 from amp_core.analysis.performance.gemm_shapes import format_sizes, product
 from amp_core.analysis.performance.idle import longest_named
-from amp_core.analysis.performance.kernels import (
-    first_calls_of,
-    is_trace,
-    kernel_rows,
-    numbers_of_import,
-    on_cpu,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.cpu_families import (
     dominant_size,

@@ -8,14 +8,9 @@ import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import (
-    counted_once,
-    is_matrix,
-    kernel_rows,
-    numbers_of_import,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import counted_once, kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.late_launches import waits_early
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.formats import element_bytes

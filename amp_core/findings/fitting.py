@@ -6,8 +6,10 @@ fitted(run, findings)     # without `torch.backends.cudnn.benchmark = True` wher
 import re
 from dataclasses import replace
 
-from amp_core.analysis.performance.kernels import FUSED_OPTIMIZERS, is_trace, of_copies
+from amp_core.analysis.performance.host_copies import of_copies
+from amp_core.analysis.performance.kernels import is_trace
 from amp_core.analysis.performance.saving import without_gpu
+from amp_core.analysis.performance.training_part import FUSED_OPTIMIZERS
 from amp_core.findings.model import Finding
 from amp_core.store.run import Run
 

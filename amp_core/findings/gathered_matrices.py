@@ -4,8 +4,9 @@
 'aten::index takes 40 % of the profiled window: it copies a matrix of 512 × 1024 for each of 256 products, from 16 …'
 """
 
+from amp_core.analysis.performance.attention import PRODUCTS_OF_BATCHES
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import PRODUCTS_OF_BATCHES, kernel_rows, window_rows
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.part import Part
 from amp_core.store.run import Run

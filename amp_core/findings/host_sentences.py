@@ -7,7 +7,8 @@ host_alone(run)          # ' On the host, loading data takes 41.0 % of the time.
 
 import re
 
-from amp_core.analysis.performance.kernels import all_first_calls, numbers_of_import
+from amp_core.analysis.performance.first_calls import all_first_calls
+from amp_core.analysis.performance.kernels import numbers_of_import
 from amp_core.findings.cpu_parts import CpuPart
 from amp_core.findings.cpu_sentences import WARM_UP, first_call
 from amp_core.findings.repeated_work import is_of_loop

@@ -7,7 +7,8 @@
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
+from amp_core.analysis.performance.kernels import kernel_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.adapters import adapters

@@ -10,14 +10,8 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.eligible_ops import matrix_ops
-from amp_core.analysis.performance.kernels import (
-    MIN_KIND_FRAC,
-    MatrixKinds,
-    counted_once,
-    is_matrix,
-    kernel_rows,
-    matrix_kinds,
-)
+from amp_core.analysis.performance.kernels import counted_once, kernel_rows
+from amp_core.analysis.performance.matrix_kinds import MIN_KIND_FRAC, MatrixKinds, is_matrix, matrix_kinds
 from amp_core.analysis.performance.savings import Savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.hardware.gpus import core_names

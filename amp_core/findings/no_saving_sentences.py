@@ -14,12 +14,8 @@ from amp_core.analysis.performance.blocks import MAX_FEW_BLOCKS, blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import (
-    is_matrix,
-    kernel_rows,
-    matrix_kinds,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC

@@ -9,13 +9,8 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import (
-    is_trace,
-    main_device,
-    main_rank,
-    numbers_of_import,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import is_trace, numbers_of_import, window_rows
+from amp_core.analysis.performance.main_device import main_device, main_rank
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, ProductSaving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.signals import facts

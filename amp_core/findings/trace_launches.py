@@ -9,29 +9,21 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.compiled import is_compiled_in_part, is_compiled_without_fusion, is_one_graph
 from amp_core.analysis.performance.gpus import is_before_triton
+from amp_core.analysis.performance.host_copies import tiny_copies
 from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
-from amp_core.analysis.performance.kernels import (
-    ZEROING,
-    is_compiled_in_part,
-    is_compiled_without_fusion,
-    is_matrix,
-    is_one_graph,
-    kernel_rows,
-    multiplies,
-    optimizer_frac,
-    takes_fused,
-    tiny_copies,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.late_launches import (
     waits_at_start,
     waits_early,
 )
+from amp_core.analysis.performance.matrix_kinds import is_matrix, multiplies
 from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, IdleSaving
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.analysis.performance.training_part import ZEROING, optimizer_frac, takes_fused
 from amp_core.findings.launch_remedies import (
     AHEAD_OF_GRAPH,
     ALL_COMPILED,

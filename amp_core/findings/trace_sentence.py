@@ -5,6 +5,7 @@ first_sentence(run)      # 'Largest possible saving: the GPU waits for data 51 %
 
 import numpy as np
 
+from amp_core.analysis.performance.host_copies import of_copies
 from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
 from amp_core.analysis.performance.kernels import (
@@ -12,11 +13,10 @@ from amp_core.analysis.performance.kernels import (
     kernel_rows,
     left_of_operators,
     mostly_misclocked,
-    multiplies,
     numbers_of_import,
-    of_copies,
     window_rows,
 )
+from amp_core.analysis.performance.matrix_kinds import multiplies
 from amp_core.analysis.performance.saving import (
     MIN_KERNEL_US,
     MIN_SAVED_FRAC,

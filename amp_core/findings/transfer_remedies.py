@@ -14,7 +14,9 @@ import pandas as pd
 from amp_core.analysis.performance.collectives import collective_rows, collective_table, has_all_ranks
 from amp_core.analysis.performance.communication_savings import compress_hook
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import holds_collectives_alone, is_matrix, kernel_rows, of_main, window_rows
+from amp_core.analysis.performance.kernels import holds_collectives_alone, kernel_rows, window_rows
+from amp_core.analysis.performance.main_device import of_main
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.model import Remedy
@@ -145,6 +147,7 @@ def transfer_remedy(transfers: Transfers) -> Remedy:
         remedy = (
             _of_few_bytes(transfers)
             or _functional(transfers)
+            or _nothing_beside(transfers)
             or (_in_training(transfers) if in_training else _in_inference(transfers))
         )
     if has_all_ranks(transfers.run):
@@ -187,8 +190,6 @@ MIN_SEVERAL = 4.0
 def _in_training(transfers: Transfers) -> Remedy:
     """Advice where gradients are reduced, weights gathered, or tokens exchanged."""
     run, name, hidden = transfers.run, transfers.name, transfers.hidden_at_most
-    if transfers.computes_us < MIN_SAVED_FRAC * transfers.savings.cost.step_us:
-        return _NOTHING_BESIDE
     if name == "all_reduce":
         remedy = OVERLAP
         if _is_per_parameter(run):
@@ -308,11 +309,18 @@ _ALONE = Remedy(
     RECORD_ALL,
 )
 """Of traces that hold collectives and nothing else."""
-_NOTHING_BESIDE = Remedy(
-    "The device does hardly anything beside its collectives, so no overlap hides them: send fewer, larger messages, "
-    "and give each rank more work." + _OTHER_RANKS,
-    "out = torch.cat(parts)   # one message\ntorch.distributed.all_reduce(out)",
-)
+
+
+def _nothing_beside(transfers: Transfers) -> Remedy | None:
+    """Advice where the device computes nothing that overlap could use; None for others."""
+    if transfers.computes_us >= MIN_SAVED_FRAC * transfers.savings.cost.step_us:
+        return None
+    narrower = ", in 16 bits" if transfers.are_wide else ""
+    return Remedy(
+        "The device does hardly anything beside its collectives, so no overlap hides them: send fewer, larger "
+        f"messages{narrower}, and give each rank more work.{_OTHER_RANKS}",
+        "out = torch.cat(parts)   # one message\ntorch.distributed.all_reduce(out)",
+    )
 
 
 def _computes_in_16_bits(run: Run) -> bool:

@@ -6,8 +6,9 @@
 
 from dataclasses import replace
 
-from amp_core.analysis.performance.collectives import began_later_us, collective_rows, has_all_ranks, started_apart
+from amp_core.analysis.performance.collectives import collective_rows, has_all_ranks
 from amp_core.analysis.performance.kernels import window_rows
+from amp_core.analysis.performance.rank_waiting import began_later_us, started_apart
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, CommunicationSaving, IdleSaving, LateRankSaving
 from amp_core.findings.model import Remedy
 from amp_core.findings.signals import facts

@@ -7,6 +7,7 @@ import_traces(["rank0.json.gz", "rank1.json.gz"], "runs/profiled")
 """
 
 from amp_core.traces.importing import import_notes, import_traces
-from amp_core.traces.read import Trace, read_trace
+from amp_core.traces.read import read_trace
+from amp_core.traces.trace import Trace
 
 __all__ = ["Trace", "import_notes", "import_traces", "read_trace"]

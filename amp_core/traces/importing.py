@@ -17,7 +17,8 @@ from amp_core.schema import RunError
 from amp_core.store.atomic import check_new, new_folder
 from amp_core.store.run import Run
 from amp_core.store.writer import RunWriter
-from amp_core.traces.read import Trace, read_ranks, read_trace
+from amp_core.traces.read import read_ranks, read_trace
+from amp_core.traces.trace import Trace
 
 
 def import_traces(

@@ -4,6 +4,7 @@ import pytest
 
 from amp_core import diagnose
 from amp_core.analysis.performance.kernels import kernel_rows
+from amp_core.analysis.performance.saving import MemorySaving, ProductSaving
 from amp_core.analysis.performance.savings import possible_savings
 from tests.traces import made
 from tests.traces.made import Made, run_of
@@ -35,7 +36,7 @@ def test_a_chain_becomes_as_long_as_its_longest_kernel(tmp_path):
     kernels = [("aten::mul", made.RELU, 100), ("aten::add", made.RELU, 200), ("aten::cat", CAT, 100)]
     run = chain(tmp_path, [*kernels, ("aten::exp", made.RELU, 100)])
     assert away(run) == pytest.approx({"aten::mul": 60.0, "aten::add": 120.0, "aten::cat": 60.0, "aten::exp": 60.0})
-    saving = possible_savings(run).of("memory-bound-kernels")
+    saving = possible_savings(run).of("memory-bound-kernels", MemorySaving)
     assert saving.saved_us == pytest.approx(300.0) and "concatenations" in saving.what
     assert "each chain of them takes as long as its longest kernel" in saving.what
 
@@ -75,6 +76,6 @@ def test_products_save_no_more_than_a_replay_of_the_launches(tmp_path, gap_us, s
         at = 5 * n + gap_us * n
         trace.op("aten::mm", at, 4, **{"Input Dims": [[512, 512]] * 2, "Input type": ["float"] * 2})
         trace.kernel(made.SIMT, 100 + 80 * n, 80, at)
-    saving = possible_savings(run_of(tmp_path, trace)).of("fp32-products")
+    saving = possible_savings(run_of(tmp_path, trace)).of("fp32-products", ProductSaving)
     assert saving.saved_us == pytest.approx(saved_us, rel=0.15)
     assert ("until the device waits for the host" in saving.what) == (gap_us > 0)

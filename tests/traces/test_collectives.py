@@ -3,14 +3,8 @@
 import pytest
 
 from amp_core import diagnose, load_run
-from amp_core.analysis.performance.collectives import (
-    collective_rows,
-    collective_table,
-    gradient_dtype,
-    late_ranks,
-    rank_waiting,
-    waited_for,
-)
+from amp_core.analysis.performance.collectives import collective_rows, collective_table, gradient_dtype
+from amp_core.analysis.performance.rank_waiting import late_ranks, rank_waiting, waited_for
 from amp_core.analysis.ranks import rank_spread
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces, read_trace

@@ -122,10 +122,10 @@ REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsS
 def inference_with(collectives):
     """A product, then collectives (kernel, microseconds) with nothing beside them."""
     trace = Made()
-    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.event("mark", "ProfilerStep#3", 0, 1200, 1)
     trace.op("aten::mm", 1, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 10, 90, 2)
-    at = 100
+    trace.kernel(made.GEMM, 10, 390, 2)
+    at = 400
     for number, (kernel, us) in enumerate(collectives):
         trace.kernel(kernel, at, us, 20 + 3 * number)
         at += us

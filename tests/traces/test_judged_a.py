@@ -2,7 +2,7 @@
 
 import pytest
 
-from amp_core.analysis.performance.collectives import began_later_us, started_apart
+from amp_core.analysis.performance.rank_waiting import began_later_us, started_apart
 from tests.traces import made
 from tests.traces.made import GEMM, Made, run_of, runs_of
 from tests.traces.test_collectives import collective

@@ -3,7 +3,7 @@
 import pytest
 
 from amp_core import diagnose, load_run
-from amp_core.analysis.performance.collectives import rank_waiting
+from amp_core.analysis.performance.rank_waiting import rank_waiting
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces.made import GEMM, Made, write

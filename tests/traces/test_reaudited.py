@@ -6,7 +6,7 @@ import json
 import pytest
 
 from amp_core import diagnose
-from amp_core.analysis.performance.collectives import started_apart
+from amp_core.analysis.performance.rank_waiting import started_apart
 from amp_core.findings import first_sentence
 from amp_core.traces import read_trace
 from tests.traces import made

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from amp_core import diagnose, load_run
-from amp_core.analysis.performance.collectives import collective_rows, host_lag
+from amp_core.analysis.performance.collectives import collective_rows
+from amp_core.analysis.performance.rank_waiting import host_lag
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from amp_core.traces import import_notes, import_traces, read_trace

@@ -4,6 +4,7 @@ and a slow device save, and what is advised for them."""
 import pytest
 
 from amp_core import diagnose
+from amp_core.analysis.performance.saving import MemorySaving, ProductSaving, Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from tests.traces import made
@@ -37,7 +38,7 @@ SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float>"
 def test_kernels_on_the_scores_of_attention_vanish_with_the_softmax(tmp_path, middle, saved_us):
     bmm = ("aten::bmm", made.GEMM, 200)
     run = run_of(tmp_path, operators(bmm, *middle, bmm, ("aten::mul", made.RELU, 100)), *A100)
-    saving = possible_savings(run).of("memory-bound-kernels")
+    saving = possible_savings(run).of("memory-bound-kernels", MemorySaving)
     assert saving.saved_us == saved_us
     assert ("nor the other kernels on its scores" in saving.what) == (saved_us == 450)
     finding = finding_of(run, "memory-bound-kernels")
@@ -86,13 +87,13 @@ def test_pinned_copies_on_streams_of_their_own_save_what_narrower_ones_and_the_o
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.kernel(made.COPY, 10, 980, 2, sort="copy", stream=20)
     trace.kernel("Memcpy DtoH (Device -> Pinned)", 10, 580, 5, sort="copy", stream=24)
-    saving = possible_savings(run_of(tmp_path, trace, *A100)).of("copies")
+    saving = possible_savings(run_of(tmp_path, trace, *A100)).of("copies", Saving)
     assert saving.saved_us == 400
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.kernel(made.COPY, 10, 800, 2, sort="copy", stream=20)
     trace.kernel(made.RELU, 810, 180, 12)
-    saving = possible_savings(run_of(tmp_path / "alone", trace, *A100)).of("copies")
+    saving = possible_savings(run_of(tmp_path / "alone", trace, *A100)).of("copies", Saving)
     assert saving.saved_us == 600
 
 
@@ -176,7 +177,7 @@ def test_fusing_an_optimizer_of_the_shortest_kernels_saves_by_their_number(tmp_p
     for n in range(100):
         trace.op("aten::mul_", 30 * n, 20)
         trace.kernel(made.RELU, 30 * n + 6, us, 30 * n + 2)
-    assert possible_savings(run_of(tmp_path, trace)).of("unfused-optimizer").saved_us == saved_us
+    assert possible_savings(run_of(tmp_path, trace)).of("unfused-optimizer", Saving).saved_us == saved_us
 
 
 @pytest.mark.parametrize(("rows", "times"), [(9, "2.0 × as fast, since memory bounds"), (4096, "16 × as fast;")])
@@ -211,7 +212,7 @@ def test_faster_kernels_save_no_more_than_the_host_waits_for_them(tmp_path):
         trace.kernel(made.SIMT, at + 20, 380, at + 5)
         trace.event("call", "cudaDeviceSynchronize", at + 200, 205, 1, correlation=5)
         trace.op("aten::add", at + 410, 80)
-    saving = possible_savings(run_of(tmp_path, trace, *A100)).of("fp32-products")
+    saving = possible_savings(run_of(tmp_path, trace, *A100)).of("fp32-products", ProductSaving)
     assert saving.saved_us == pytest.approx(20 * 205, rel=0.1) and "until the device waits for the host" in saving.what
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from amp_core import diagnose
-from amp_core.analysis.performance.collectives import late_ranks, rank_waiting
+from amp_core.analysis.performance.rank_waiting import late_ranks, rank_waiting
 from amp_core.findings import first_sentence
 from tests.traces import made
 from tests.traces.made import GEMM, RELU, Made, finding_of, run_of

@@ -17,22 +17,12 @@ from amp_core.analysis.performance.collectives import (
     collective_rows,
     gradient_dtype,
     has_all_ranks,
-    late_ranks,
     longest_transfer,
-    rank_waiting,
-    slow_collectives,
-    uneven_collectives,
-    waited_for,
     with_late_launches,
 )
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle import alone_loading_us
-from amp_core.analysis.performance.kernels import (
-    between_collectives_us,
-    holds_collectives_alone,
-    of_main,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import between_collectives_us, holds_collectives_alone, window_rows
 from amp_core.analysis.performance.late_rank_savings import (
     MAX_RANKS_NAMED,
     busiest_rank,
@@ -42,6 +32,9 @@ from amp_core.analysis.performance.late_rank_savings import (
     late_rank_saving,
     of_some_ranks,
 )
+from amp_core.analysis.performance.main_device import of_main
+from amp_core.analysis.performance.missing_ranks import slow_collectives, uneven_collectives
+from amp_core.analysis.performance.rank_waiting import late_ranks, rank_waiting, waited_for
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
     Basis,

@@ -7,8 +7,10 @@
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.host_copies import copies_on_own_streams
 from amp_core.analysis.performance.idle import beside_copies
-from amp_core.analysis.performance.kernels import copies_on_own_streams, kernel_rows, numbers_of_import, of_main
+from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import
+from amp_core.analysis.performance.main_device import of_main
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run

@@ -30,7 +30,8 @@ from amp_core.analysis.performance.gemm_shapes import (
     unaligned,
 )
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.formats import kernel_precision_of, memory_bits_of
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import PRECISIONS, Gpu

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import tiny_copies
+from amp_core.analysis.performance.host_copies import tiny_copies
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis
 from amp_core.store.run import Run
 from amp_core.text.formatting import number

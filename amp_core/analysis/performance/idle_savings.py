@@ -12,11 +12,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.idle import Idle, copies_of_values, longest_named, longest_of
-from amp_core.analysis.performance.kernels import (
-    holds_collectives_alone,
-    kernel_rows,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import holds_collectives_alone, kernel_rows, window_rows
 from amp_core.analysis.performance.late_launches import MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC, late_launches
 from amp_core.analysis.performance.saving import Basis, IdleSaving, LateRankSaving, Saving, time_and_lead
 from amp_core.analysis.performance.step_cost import step_cost

@@ -7,14 +7,11 @@ If another program recorded operators of the CPU beside kernels of a GPU, only t
 """
 
 import functools
-import math
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.gemm_shapes import is_matrix_op, product, tensor_shapes
-from amp_core.hardware.kernel_names import COPIES, GEMM_CATEGORIES
+from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.traces.collect import COMPILING
 from amp_core.traces.operators import is_compiled_code, is_range
@@ -113,157 +110,6 @@ _WINDOW_NUMBERS = (
     "unwaited_alone_us",
     "optimizer_sooner_us",
 )
-
-
-def is_compiled(rows: pd.DataFrame) -> "pd.Series[bool]":
-    """Which kernels of a trace ran in compiled code: the compiler's own, and those that it calls."""
-    of_compiler = rows["name"].str.match(r"triton_\w+_fused") | rows["op"].str.match(r"triton_\w+_fused")
-    return of_compiler | rows["top_op"].map(is_compiled_code).astype(bool)
-
-
-def is_compiled_in_part(run: Run) -> bool:
-    """Whether part of a model is taken to be compiled, by the number of its kernels that run in compiled code, or that
-    the host launches from it."""
-    rows, launched_frac = kernel_rows(run), run.head.config.get("compiled_launch_frac")
-    if isinstance(launched_frac, float) and launched_frac >= MIN_COMPILED_FRAC:
-        return True
-    return bool(rows["count"].where(is_compiled(rows), 0.0).sum() >= MIN_COMPILED_FRAC * rows["count"].sum() > 0)
-
-
-SOFTMAX = "aten::_softmax"
-PRODUCTS_OF_BATCHES = ("aten::bmm", "aten::baddbmm")
-MIN_SOFTMAX_FRAC = 0.25
-"""Time of softmax over that of the products of batches from which they are taken for attention."""
-MAX_SCORES_RATIO = 2.0
-"""Values of a softmax over those of a product of batches, or the other way round, up to which it may be of these: a
-model may add a column to its scores, or leave padding out."""
-
-
-def has_attention_in_steps(rows: pd.DataFrame) -> bool:
-    """Whether rows of kernels compute attention in steps: a softmax of scores takes long beside products of batches."""
-    products_us = float(rows["total_us"][rows["op"].isin(PRODUCTS_OF_BATCHES)].sum())
-    return products_us > 0 and softmax_of_scores_us(rows) >= MIN_SOFTMAX_FRAC * products_us
-
-
-def softmax_of_scores_us(rows: pd.DataFrame) -> float:
-    """The time of softmax that may be of the scores of attention, microseconds: these are what a product of batches
-    makes. Others, as of experts, have other sizes. Of sizes that were not recorded, all of it."""
-    softmax, products = rows[rows["op"] == SOFTMAX], rows[rows["op"].isin(PRODUCTS_OF_BATCHES)]
-    made = [product(op, sizes) for op, sizes in products[["op", "in_shapes"]].drop_duplicates().itertuples(index=False)]
-    scores = [one.batch * one.sizes["M"] * one.sizes["N"] for one in made if one is not None]
-    values = [math.prod(next(iter(tensor_shapes(sizes)), ())) for sizes in softmax["in_shapes"]]
-    is_of_scores = [
-        sizes == "" or not scores or any(many <= MAX_SCORES_RATIO * one <= MAX_SCORES_RATIO**2 * many for one in scores)
-        for sizes, many in zip(softmax["in_shapes"], values, strict=True)
-    ]
-    return float(softmax["total_us"][is_of_scores].sum())
-
-
-@dataclass(frozen=True)
-class FirstCalls:
-    """The first calls of an operator, where these take nearly all of its time."""
-
-    op: str
-    us: float
-    """How long they take together, microseconds."""
-    count: int
-
-    @property
-    def which(self) -> str:
-        """`first call`, `first 2 calls`."""
-        return "first call" if self.count == 1 else f"first {self.count} calls"
-
-
-def all_first_calls(run: Run) -> list[FirstCalls]:
-    """The first calls that take nearly all of their operators' time and much of the trace, the longest first."""
-    config = run.head.config.get("first_calls")
-    found = []
-    for op, value in config.items() if isinstance(config, dict) else ():
-        us, count = value if isinstance(value, list | tuple) and len(value) == 2 else (value, 1)  # of older versions
-        if isinstance(us, int | float) and isinstance(count, int):
-            found.append(FirstCalls(str(op), float(us), count))
-    return sorted(found, key=lambda calls: -calls.us)
-
-
-def first_calls_of(run: Run, op: str, op_us: float = np.inf) -> FirstCalls | None:
-    """The first calls of an operator, if they are most of `op_us` of its time; else None."""
-    calls = next((calls for calls in all_first_calls(run) if calls.op == op), None)
-    return calls if calls is not None and MOST_OF_FIRST_FRAC * calls.us <= op_us else None
-
-
-MOST_OF_FIRST_FRAC = 0.5
-"""Of a first call with nine tenths of an operator's time: a part of that time which is this long is mostly in it."""
-MIN_COMPILED_FRAC = 0.1
-FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
-"""Those of torch that take `fused=True`."""
-
-
-MIN_BACKWARD_FRAC = 0.1
-"""Share of backward in the time or in the number of kernels from which a program trains though no optimizer runs, no
-gradient is accumulated as by `backward()`, and none is of a layer: a simulation may ask for the gradient of a few
-operators."""
-_OF_LAYERS = r"(?:Addmm|\bMm|Linear|Convolution\w*|(?:Batch|Layer|Group|Rms|RMS)Norm|Embedding)Backward"
-"""Backward of operators with parameters."""
-
-
-def in_training(run: Run, rows: pd.DataFrame) -> bool:
-    """Whether rows of kernels are of a training: with an optimizer, or with enough of backward."""
-    if (rows["phase"] == "optimizer").any():
-        return True
-    back = rows["phase"] == "backward"
-    of_layers = rows["top_op"].str.contains(_OF_LAYERS)
-    if run.head.config.get("accumulates_gradients") is True or (back & of_layers).any():
-        return bool(back.any())
-    parts = [rows[name].astype(float) for name in ("total_us", "count")]
-    return any(part[back].sum() >= MIN_BACKWARD_FRAC * part.sum() > 0 for part in parts)
-
-
-ZEROING = ("aten::zero_", "aten::_foreach_zero_")
-"""Operators of `zero_grad(set_to_none=False)`, which fill tensors that exist already."""
-
-
-def optimizer_frac(rows: pd.DataFrame) -> float:
-    """The share of the optimizer in the launches of kernels, without the fills of gradients."""
-    stepping = (rows["phase"] == "optimizer") & ~rows["top_op"].isin(ZEROING)
-    return float(rows["count"][stepping].sum() / max(1.0, rows["count"].sum()))
-
-
-def takes_fused(run: Run) -> bool:
-    """Whether an optimizer of a trace may take `fused=True`; also where the trace names none."""
-    names = run.head.config.get("optimizers")
-    return not isinstance(names, list) or not names or any(name in FUSED_OPTIMIZERS for name in names)
-
-
-def is_compiled_without_fusion(run: Run) -> bool:
-    """Whether a model is compiled as one graph whose backend launches one kernel per operator: one call of compiled
-    code per step, which launches many kernels, none of them fused."""
-    rows, windows, config = kernel_rows(run), window_rows(run), run.head.config
-    calls, launched_frac = config.get("compiled_calls"), config.get("compiled_launch_frac")
-    if not isinstance(calls, int) or not isinstance(launched_frac, float) or not calls:
-        return False
-    ranks = max(1, windows["rank"].nunique())
-    steps = max(1.0, float(windows["steps"].sum()) / ranks)
-    in_each = launched_frac * float(rows["count"].sum()) / ranks / calls
-    fused = rows["name"].str.contains("triton", regex=False) | rows["op"].str.startswith("triton_")
-    return calls <= steps and in_each >= MIN_COMPILED_LAUNCHES and not fused.any()
-
-
-def is_one_graph(run: Run) -> bool:
-    """Whether the compiled code of a trace is one graph, called once or with one number, so that no break shows."""
-    return run.head.config.get("compiled_calls") == 1 or run.head.config.get("compiled_regions") == 1
-
-
-def replays_unfused_graphs(run: Run) -> bool:
-    """Whether each call of compiled code launches a graph whose kernels are torch's own, one per operator, as those of
-    the backend `cudagraphs`."""
-    launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
-    if not isinstance(launches, int) or not isinstance(calls, int) or not launches >= calls > 0:
-        return False
-    return not kernel_rows(run)["name"].str.contains("triton", regex=False).any()
-
-
-MIN_COMPILED_LAUNCHES = 10.0
-"""Launches of one call of compiled code from which some of them could be fused."""
 
 
 def kernel_rows(run: Run, step: int | None = None, everything: bool = False) -> pd.DataFrame:
@@ -394,81 +240,6 @@ def without_ranges(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~rows["op"].map(is_range).astype(bool) | keeps]
 
 
-def is_matrix(rows: pd.DataFrame) -> "pd.Series[bool]":
-    """Which rows are kernels that multiply matrices; those on tensor cores do, whatever their category."""
-    by_name = (rows["category"] == "") & rows["op"].map(is_matrix_op).astype(bool)  # from other programs
-    return rows["category"].isin(GEMM_CATEGORIES) | (rows["tensor_core"] == "yes") | by_name
-
-
-def multiplies(rows: pd.DataFrame) -> bool:
-    """Whether any row of kernels multiplies matrices, or may do so."""
-    return bool(is_matrix(rows).any() or (rows["tensor_core"] == "unknown").any())
-
-
-MAIN_RANK_RATIO = 10.0
-"""Without step markers the ranks of a trace do the same for equally long; one whose window lasts that many times as
-long as that of each other does something else, and a mean over them tells of none. The same of the devices of one
-process, by their work."""
-
-
-def main_rank(run: Run) -> int | None:
-    """The rank that alone has nearly all of the profiled time; None for one rank, with marked steps, or where others
-    have as much."""
-    windows = window_rows(run)
-    windows = windows[np.isfinite(windows["wall_us"])]
-    us = windows.groupby("rank")["wall_us"].sum().sort_values()
-    if len(us) < 2 or windows["steps"].sum() > 0 or us.iloc[-1] < MAIN_RANK_RATIO * us.iloc[-2]:
-        return None
-    return int(us.index[-1])
-
-
-def main_device(run: Run) -> str | None:
-    """The device that alone does nearly all of the work where one process uses several; None for others."""
-    windows, rank = window_rows(run), main_rank(run)
-    windows = windows if rank is None else windows[windows["rank"] == rank]
-    us = windows.groupby("device")["busy_us"].sum().sort_values()
-    if windows["rank"].nunique() > 1 or len(us) < 2 or us.iloc[-1] < MAIN_RANK_RATIO * us.iloc[-2]:
-        return None
-    return str(us.index[-1])
-
-
-def of_main(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows, with columns `rank` and `device`, of the rank and of the device that do nearly all, if one does."""
-    rank, device = main_rank(run), main_device(run)
-    frame = frame if rank is None else frame[frame["rank"] == rank]
-    return frame if device is None else frame[frame["device"] == device]
-
-
-MAX_TINY_BYTES, MIN_TINY_COPIES, MIN_TINY_FRAC = 64.0, 50.0, 0.1
-"""Copies to the host of no more bytes read single values; from that many per step (or window) on, and that share of all
-launches, they are a loop."""
-MIN_OF_WAITS_FRAC, MAX_BETWEEN_VALUES = 0.8, 5.0
-"""They are one, too, where so many of the host's waits are theirs, with few launches between two of them: an engine
-reads a token after each pass."""
-
-
-def tiny_copies(run: Run) -> tuple[float, float]:
-    """How many copies to the host per step (or window) read single values, and their bytes on average; 0 for few."""
-    rows, windows = kernel_rows(run, everything=True), window_rows(run)
-    rows = rows[(rows["category"] == "memcpy") & rows["name"].str.contains(TO_HOST) & (rows["moved_bytes"] > 0)]
-    rows = rows[rows["moved_bytes"] <= MAX_TINY_BYTES * rows["count"]]
-    count = float(rows["count"].sum())
-    per_step = count / max(1.0, float(windows["steps"].fillna(0.0).sum()) or float(len(windows)))
-    is_loop = count >= MIN_TINY_FRAC * float(windows["launches"].sum())
-    few = bool((windows["launches_between_waits"].fillna(0.0) <= MAX_BETWEEN_VALUES).all())
-    is_loop |= few and count >= MIN_OF_WAITS_FRAC * float(windows["idle_syncs"].fillna(0.0).sum()) > 0
-    if per_step < MIN_TINY_COPIES or not is_loop:
-        return 0.0, 0.0
-    return per_step, float(rows["moved_bytes"].sum()) / count
-
-
-def copies_on_own_streams(run: Run) -> bool:
-    """Whether no kernel of a trace runs on a stream that copies."""
-    rows = run.timeline
-    copied = rows["category"] == "memcpy"
-    return bool(copied.any() and not rows["stream"][copied].isin(rows["stream"][~copied]).any())
-
-
 MIN_MANY_COLLECTIVES = 50
 """Collectives per step of which the idle time between them is told with them."""
 
@@ -482,18 +253,6 @@ def between_collectives_us(run: Run, least_us: float) -> float:
         return 0.0
     us = float(windows["idle_between_collectives_us"].fillna(0.0).sum()) / per
     return us if us >= least_us else 0.0
-
-
-def of_copies(run: Run, text: str) -> str:
-    """A text on a trace, which calls the device's work copies where it holds no kernel."""
-    rows = kernel_rows(run, everything=True)
-    if rows.empty or on_cpu(rows) or not rows["category"].isin(COPIES).all():
-        return text
-    return text.replace("first kernel", "first copy").replace("last kernel", "last copy")
-
-
-TO_HOST = r"DtoH|D2H|D2M|DeviceToHost"
-"""In the names of copies to the host."""
 
 
 def mostly_misclocked(run: Run) -> bool:
@@ -520,41 +279,6 @@ def counted_once(rows: pd.DataFrame) -> pd.DataFrame:
     as others count once. Rows of runs that do not tell these times stay as they are."""
     share = (rows["counted_us"] / rows["total_us"]).where(rows["total_us"] > 0).fillna(1.0).clip(0.0, 1.0)
     return rows.assign(total_us=rows["total_us"] * share, longest_us=rows["longest_us"] * share)
-
-
-MIN_KIND_FRAC = 0.02
-"""Share of the time of what multiplies matrices from which attention, and the rest of it, is named."""
-
-
-@dataclass(frozen=True)
-class MatrixKinds:
-    """What multiplies matrices among kernels or operators, in words."""
-
-    text: str
-    """`GEMM/conv`, `attention`, or `GEMM/conv and attention`."""
-    fracs: tuple[float, ...]
-    """The share of each in their time."""
-
-    @property
-    def subject(self) -> str:
-        """The same at the beginning of a sentence."""
-        return f"{self.text[0].upper()}{self.text[1:]}"
-
-    @property
-    def verb(self) -> str:
-        """`takes`, or of both `take`."""
-        return "takes" if len(self.fracs) == 1 else "take"
-
-
-def matrix_kinds(total_us: "pd.Series[float]", is_attention: "pd.Series[bool]") -> MatrixKinds:
-    """The kinds of what multiplies matrices, by time in microseconds."""
-    whole = float(total_us.sum())
-    attention = float(total_us[is_attention].sum()) / whole if whole > 0 else 0.0
-    if attention < MIN_KIND_FRAC:
-        return MatrixKinds("GEMM/conv", (1.0,))
-    if attention > 1 - MIN_KIND_FRAC:
-        return MatrixKinds("attention", (1.0,))
-    return MatrixKinds("GEMM/conv and attention", (1 - attention, attention))
 
 
 def _typed(frame: pd.DataFrame, texts: tuple[str, ...], numbers: tuple[str, ...]) -> pd.DataFrame:

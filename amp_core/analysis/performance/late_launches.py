@@ -8,15 +8,12 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.first_calls import first_calls_of
+from amp_core.analysis.performance.host_copies import TO_HOST, tiny_copies
 from amp_core.analysis.performance.idle import Idle, alone_loading_us, copies_of_values, longest_named, longest_of
-from amp_core.analysis.performance.kernels import (
-    TO_HOST,
-    first_calls_of,
-    kernel_rows,
-    optimizer_frac,
-    tiny_copies,
-)
+from amp_core.analysis.performance.kernels import kernel_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Basis, IdleSaving, LateHost, time_and_lead
+from amp_core.analysis.performance.training_part import optimizer_frac
 from amp_core.hardware.kernel_names import COPIES
 from amp_core.store.run import Run
 from amp_core.text.formatting import kernel_in_words, number

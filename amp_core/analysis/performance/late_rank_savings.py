@@ -9,20 +9,17 @@ from functools import cached_property
 
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import (
-    KEYS,
+from amp_core.analysis.performance.collectives import KEYS, collective_rows, has_all_ranks, with_late_launches
+from amp_core.analysis.performance.idle import alone_loading_us
+from amp_core.analysis.performance.kernels import holds_collectives_alone, window_rows
+from amp_core.analysis.performance.rank_waiting import (
     HostLag,
     began_later_us,
-    collective_rows,
-    has_all_ranks,
     host_lag,
     late_ranks,
     rank_waiting,
     started_apart,
-    with_late_launches,
 )
-from amp_core.analysis.performance.idle import alone_loading_us
-from amp_core.analysis.performance.kernels import holds_collectives_alone, window_rows
 from amp_core.analysis.performance.saving import LateRankSaving
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, share_of

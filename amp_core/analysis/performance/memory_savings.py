@@ -11,12 +11,13 @@ written once instead of twice, and those that follow one another to the time of 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.attention import SOFTMAX, has_attention_in_steps
 from amp_core.analysis.performance.growing_joins import growing_joins
-from amp_core.analysis.performance.kernels import SOFTMAX, ZEROING, has_attention_in_steps
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory
 from amp_core.analysis.performance.saving import Basis, MemorySaving, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.shortest_kernels import is_shortest
+from amp_core.analysis.performance.training_part import ZEROING
 from amp_core.traces.chains import ACCUMULATES, ADDS, BIASED, SORT_KERNELS, is_library
 
 FUSED_FRAC = 0.5

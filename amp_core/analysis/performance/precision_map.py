@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows
+from amp_core.analysis.performance.kernels import kernel_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.traced_ops import (
     OUTSIDE,
     ROOT,

@@ -17,7 +17,7 @@ import pandas as pd
 from amp_core.analysis.performance.blocks import blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
-from amp_core.analysis.performance.kernels import MatrixKinds, is_matrix, matrix_kinds
+from amp_core.analysis.performance.matrix_kinds import MatrixKinds, is_matrix, matrix_kinds
 from amp_core.analysis.performance.roofline import in_16_bits
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, ProductSaving, longest_name, others
 from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product

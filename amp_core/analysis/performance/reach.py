@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.kernels import is_matrix
 from amp_core.analysis.performance.layouts import layout_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, Saving
 from amp_core.text.formatting import percent
 from amp_core.traces.replay import REACHES, SHORTER_FRACS

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import started_apart, with_late_launches
+from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.communication_savings import beside_backward_us, communication_saving
 from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.eligible_ops import matrix_ops
@@ -31,16 +31,16 @@ from amp_core.analysis.performance.kernels import (
     between_collectives_us,
     counted_once,
     holds_collectives_alone,
-    in_training,
     is_trace,
     kernel_rows,
     left_of_operators,
     mostly_misclocked,
-    of_main,
     window_rows,
 )
+from amp_core.analysis.performance.main_device import of_main
 from amp_core.analysis.performance.memory_savings import memory_savings
 from amp_core.analysis.performance.product_savings import product_savings
+from amp_core.analysis.performance.rank_waiting import started_apart
 from amp_core.analysis.performance.reach import MIN_BEHIND_IDLE_FRAC, is_behind_host, within_reach
 from amp_core.analysis.performance.saving import (
     MIN_KERNEL_US,
@@ -55,6 +55,7 @@ from amp_core.analysis.performance.saving import (
     without_gpu,
 )
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
+from amp_core.analysis.performance.training_part import in_training
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.store.run import Run
 

@@ -15,7 +15,9 @@ import pandas as pd
 
 from amp_core import phases
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import counted_once, is_matrix, kernel_rows, of_main, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import counted_once, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.main_device import of_main
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates

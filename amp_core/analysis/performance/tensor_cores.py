@@ -21,7 +21,8 @@ import pandas as pd
 
 from amp_core.analysis.performance.devices import not_recorded_reasons
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import call_counts, is_matrix, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import call_counts, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.step_cost import part_labels, part_of
 from amp_core.analysis.steps import attempts, warmup_steps
 from amp_core.schema import RunError

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from amp_core.analysis.performance.kernels import is_matrix, kernel_rows, on_cpu
+from amp_core.analysis.performance.kernels import kernel_rows, on_cpu
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.steps import autocast_dtype, emulated, recipe, scaler_enabled
 from amp_core.findings.model import RANGE_AND_PRECISION, SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule

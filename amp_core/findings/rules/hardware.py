@@ -9,8 +9,9 @@ from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product as product_of
 from amp_core.analysis.performance.gemm_shapes import unaligned
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, matrix_kinds, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.saving import Saving, longest_name, others
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from amp_core.analysis.performance.kernels import TO_HOST, is_trace, kernel_rows, on_cpu, tiny_copies, window_rows
+from amp_core.analysis.performance.host_copies import TO_HOST, tiny_copies
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.saving import IdleSaving
 from amp_core.analysis.steps import attempts, scaler_enabled, warmup_steps
 from amp_core.findings.launch_remedies import ONE_COPY, SORTED_ANEW

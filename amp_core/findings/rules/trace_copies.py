@@ -3,19 +3,12 @@
 import re
 from dataclasses import replace
 
+from amp_core.analysis.performance.compiled import is_compiled_in_part, replays_unfused_graphs
+from amp_core.analysis.performance.host_copies import TO_HOST, copies_on_own_streams, tiny_copies
 from amp_core.analysis.performance.idle import longest_named
-from amp_core.analysis.performance.kernels import (
-    TO_HOST,
-    ZEROING,
-    copies_on_own_streams,
-    is_compiled_in_part,
-    kernel_rows,
-    numbers_of_import,
-    replays_unfused_graphs,
-    tiny_copies,
-    window_rows,
-)
+from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.saving import Saving
+from amp_core.analysis.performance.training_part import ZEROING
 from amp_core.findings.launch_remedies import ONE_COPY
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import tensor_shapes
-from amp_core.analysis.performance.kernels import is_matrix, is_trace, kernel_rows, on_cpu, window_rows
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_copies as copies_for_layout
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import Saving
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (

@@ -4,27 +4,22 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.attention import SOFTMAX, has_attention_in_steps
+from amp_core.analysis.performance.compiled import (
+    is_compiled_in_part,
+    is_compiled_without_fusion,
+    is_one_graph,
+    replays_unfused_graphs,
+)
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, shapes_of
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.growing_joins import MIN_GROWING_FRAC, growing_joins
-from amp_core.analysis.performance.kernels import (
-    SOFTMAX,
-    has_attention_in_steps,
-    is_compiled_in_part,
-    is_compiled_without_fusion,
-    is_matrix,
-    is_one_graph,
-    is_trace,
-    kernel_rows,
-    on_cpu,
-    replays_unfused_graphs,
-    takes_fused,
-    window_rows,
-    without_ranges,
-)
+from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows, without_ranges
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.memory_savings import is_accumulating
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, MemorySaving, Saving, longest_name
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.analysis.performance.training_part import takes_fused
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer

@@ -6,15 +6,11 @@ from typing import Literal
 
 import pandas as pd
 
+from amp_core.analysis.performance.attention import SOFTMAX, has_attention_in_steps, softmax_of_scores_us
 from amp_core.analysis.performance.blocks import MAX_FEW_BLOCKS, is_long_sum
 from amp_core.analysis.performance.gpus import profiled_gpu
-from amp_core.analysis.performance.kernels import (
-    SOFTMAX,
-    has_attention_in_steps,
-    is_matrix,
-    kernel_rows,
-    softmax_of_scores_us,
-)
+from amp_core.analysis.performance.kernels import kernel_rows
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import ProductSaving, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.gathered_matrices import gathered_matrices
