@@ -89,6 +89,11 @@ BETWEEN_STEPS = Remedy(
 )
 NO_OPTIMIZER = Remedy(f"{WAITS} Use larger batches, compile the model, or capture CUDA graphs.", REDUCE_OVERHEAD)
 """Advice for traces of inference and of optimizers that are fused already."""
+SCRIPTED = Remedy(
+    f"{WAITS} The model is scripted by torch.jit, which torch.compile does not take: compile the module that was "
+    "scripted instead, use larger batches, or capture CUDA graphs.",
+    'model = torch.compile(module, mode="reduce-overhead")   # the module itself, without torch.jit.script',
+)
 RECURRENT = Remedy(
     f"{WAITS} Use larger batches, or capture CUDA graphs by hand: torch.compile leaves recurrent layers out of its "
     "graphs.",

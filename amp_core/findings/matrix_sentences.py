@@ -9,11 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.blocks import WHOLE_GPUS, architecture
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.kernels import counted_once, kernel_rows
 from amp_core.analysis.performance.matrix_kinds import MIN_KIND_FRAC, MatrixKinds, is_matrix, matrix_kinds
+from amp_core.analysis.performance.saving import longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
+from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
@@ -55,7 +58,7 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     kinds = matrix_kinds(rows["total_us"], rows["category"] == "attention")
     its = "its" if len(kinds.fracs) == 1 else "their"
     cores, _ = core_names(cost.device_name)
-    at = _rate(savings, its)
+    at = _rate(savings, rows, its)
     if savings.peak_frac is not None:
         of = _counted_alone(run, rows) if len(kinds.fracs) > 1 else ""
         at = f"{of} at {percent(savings.peak_frac)} of the peak rate"
@@ -96,10 +99,18 @@ MIN_COUNTED_FRAC = 0.5
 """Share of the time of a kind of products whose operations are counted from which the rate is that of the kind."""
 
 
-def _rate(savings: Savings, its: str) -> str:
-    """The achieved rate where no share of a peak is known, and why none is."""
+def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> str:
+    """The achieved rate where no share of a peak is known, and why none is; of a device that is not named beside what
+    the largest GPU reaches for which the kernels are compiled. `rows`: of these products."""
     if savings.flops_per_s is None:
         return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown"
     unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
+    compiled_for = architecture(longest_name(rows, "name")) if unnamed else ""
+    rates = dense_rates(WHOLE_GPUS.get(compiled_for, ""))
+    peak = rates.peak(longest_name(rows, "precision")) if rates is not None else None
+    if peak is not None:
+        of_peak = f"{percent(savings.flops_per_s / (1e12 * peak))} of the peak of a whole {WHOLE_GPUS[compiled_for]}"
+        unnamed_but = f"the device is not named in the trace, and the kernels are compiled for {compiled_for}"
+        return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s, {of_peak}; {unnamed_but}"
     why = "is not named in the trace" if unnamed else "has no data sheet here"
     return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown"

@@ -18,6 +18,7 @@ from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
+from amp_core.analysis.performance.product_savings import gain_by_padding
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
 from amp_core.analysis.performance.shortest_kernels import is_shortest
@@ -44,7 +45,7 @@ def own_profiler(run: Run) -> str:
     device = str(run.head.config.get("device") or "")
     if not device.startswith("cuda"):
         return ""
-    gpu = profiled_gpu(run, device).name
+    gpu = profiled_gpu(run, device, str(window_rows(run)["device_name"].iloc[0])).name
     return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
 
 
@@ -76,6 +77,19 @@ def few_blocks_of_product(run: Run, kernel: str) -> str:
     return (
         f"It has {most.per_unit * most.units:,.0f} blocks for {whose}, of which it uses {percent(most.per_unit)} at "
         f"most: splitting its sums (K), more rows per call, or another kernel of the library{tuned} may take less."
+    )
+
+
+def _padding(run: Run, kernel: str) -> str:
+    """That the sizes of a kernel's products bar faster ones, as a sentence; empty where they do not, or differ."""
+    ops = matrix_ops(run)
+    ops = ops[(ops["kernel"] == kernel) & gain_by_padding(ops)]
+    if ops[["op", "sizes"]].drop_duplicates().shape[0] != 1:
+        return ""
+    first = ops.iloc[0]
+    return (
+        f"Its sizes ({first['sizes']}) are not all multiples of 16 bytes, which bars kernels that load so many at a "
+        f"time: pad them ({first['padded']})."
     )
 
 
@@ -133,6 +147,7 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         busy = busy_frac(savings)
         throughout = f" The device is busy for {percent(busy)} of the {savings.unit}." if busy >= ALL_BUSY_FRAC else ""
         alone = few_blocks_of_product(run, work.kernel) or f"Profile it alone{own_profiler(run)}."
+        alone = " ".join(filter(None, (_padding(run, work.kernel), alone)))
         return (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}{family}: "

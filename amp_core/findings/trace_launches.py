@@ -57,6 +57,7 @@ from amp_core.findings.launch_remedies import (
     OWN_OPTIMIZER_ELSEWHERE,
     RECURRENT,
     RECURRENT_AND_OPTIMIZER,
+    SCRIPTED,
     SHARDED,
     SHARDED_COMPILED,
     UNBLOCKED,
@@ -299,6 +300,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return COMPILED_ONCE if on_cuda else COMPILED_ONCE_ELSEWHERE
     if compiled:
         return COMPILED if on_cuda else COMPILED_ELSEWHERE
+    if on_cuda and run.head.config.get("scripted") is True:
+        return SCRIPTED
     if on_cuda and _recurrent_frac(rows) >= MIN_RECURRENT_FRAC:
         return RECURRENT if is_fused or not takes_fused(run) else RECURRENT_AND_OPTIMIZER
     if is_fused and not steps and not multiplies(rows) and not run.head.config.get("equal_passes"):

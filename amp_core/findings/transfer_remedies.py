@@ -93,6 +93,13 @@ class Transfers:
         is_wide = self.dtype in ("float64", "float32") or not (self.dtype or _computes_in_16_bits(self.run))
         return is_wide and self.fewer_bytes_help
 
+    @cached_property
+    def are_many_small(self) -> bool:
+        """Whether there are enough of that kind per step for one to replace several, which are not long each."""
+        table = collective_table(self.run)
+        are_large = len(self.longest) and self.longest["total_us"].mean() >= MIN_LARGE_US
+        return bool(table["count"][table["name"] == self.name].sum() >= MIN_SEVERAL and not are_large)
+
     @property
     def computes_us(self) -> float:
         """Time per step in which the device does something other than communicating."""
@@ -165,10 +172,7 @@ def _in_inference(transfers: Transfers) -> Remedy:
     if transfers.of_experts:
         return _exchange(transfers)
     run = transfers.run
-    table = collective_table(run)
-    are_several = table["count"][table["name"] == transfers.name].sum() >= MIN_SEVERAL
-    are_large = len(transfers.longest) and transfers.longest["total_us"].mean() >= MIN_LARGE_US
-    fewer = ": fewer, larger collectives" if are_several and not are_large else ""
+    fewer = ": fewer, larger collectives" if transfers.are_many_small else ""
     narrower = ", and 16-bit activations" if transfers.are_wide else ""
     if transfers.hidden_at_most:
         return Remedy(
@@ -315,11 +319,18 @@ def _nothing_beside(transfers: Transfers) -> Remedy | None:
     """Advice where the device computes nothing that overlap could use; None for others."""
     if transfers.computes_us >= MIN_SAVED_FRAC * transfers.savings.cost.step_us:
         return None
-    narrower = ", in 16 bits" if transfers.are_wide else ""
+    nothing = "The device does hardly anything beside its collectives, so no overlap hides them:"
+    narrower = "in 16 bits" if transfers.are_wide else ""
+    if transfers.are_many_small:
+        smaller = f", {narrower}" if narrower else ""
+        return Remedy(
+            f"{nothing} send fewer, larger messages{smaller}, and give each rank more work.{_OTHER_RANKS}",
+            "out = torch.cat(parts)   # one message\ntorch.distributed.all_reduce(out)",
+        )
+    smaller = f", and exchange values {narrower}" if narrower else ""
     return Remedy(
-        "The device does hardly anything beside its collectives, so no overlap hides them: send fewer, larger "
-        f"messages{narrower}, and give each rank more work.{_OTHER_RANKS}",
-        "out = torch.cat(parts)   # one message\ntorch.distributed.all_reduce(out)",
+        f"{nothing} give each rank more work{smaller}.{_OTHER_RANKS}",
+        _LINKS if has_all_ranks(transfers.run) else RECORD_ALL,
     )
 
 

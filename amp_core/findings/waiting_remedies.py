@@ -13,7 +13,7 @@ from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, CommunicationSa
 from amp_core.findings.model import Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
-from amp_core.findings.trace_findings import in_this_trace, reported_saving
+from amp_core.findings.trace_findings import in_this_trace, reported_saving, trains
 from amp_core.findings.transfer_remedies import EXPERT_KERNELS, MIN_TRANSFER_FRAC, RECORD_ALL, without_other_ranks
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
@@ -52,7 +52,8 @@ def with_waiting(remedy: Remedy, run: Run, saving: CommunicationSaving, transfer
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
         f"that enter the collectives late, which overlap does not shorten: {saving.here}."
     )
-    if transfers and saving.saved_us - saving.waited_us >= MIN_SAVED_FRAC * saving.saved_us:
+    rest_us = saving.saved_us - saving.waited_us
+    if transfers and rest_us >= MIN_SAVED_FRAC * saving.saved_us and not _is_behind_hosts(run, saving, rest_us):
         advice += f" For the rest: {remedy.advice}"
     late = looking(run).snippet
     if saving.here.startswith("rank "):
@@ -78,10 +79,25 @@ def with_missing_ranks(remedy: Remedy, run: Run, saving: CommunicationSaving) ->
         f"nor fewer bytes shorten: {see}."
     )
     if transfer_us >= MIN_TRANSFER_FRAC * saving.saved_us:
-        rest = f"The rest, at most {number(transfer_us / 1e3, 'ms')}, is the transfer."
-        advice += f" {rest} {remedy.advice}{in_this_trace(saving)}"
+        rest = f"The rest, at most {number(transfer_us / 1e3, 'ms')}, is the transfer"
+        shorter = (
+            f". {remedy.advice}"
+            if not _is_behind_hosts(run, saving, transfer_us)
+            else ", which is no limit while the hosts are late."
+        )
+        advice += f" {rest}{shorter}{in_this_trace(saving)}"
     is_most = saving.waiting_us >= transfer_us
     return Remedy(advice, RECORD_ALL if is_most else remedy.snippet)
+
+
+def _is_behind_hosts(run: Run, saving: CommunicationSaving, transfer_us: float) -> bool:
+    """Whether hosts launch too late for so long that a transfer hardly delays what they launch; gradients are sent
+    while backward goes on."""
+    return saving.of_hosts_us > 0 and not trains(run) and transfer_us <= MAX_BEHIND_HOSTS_FRAC * saving.hosts_us
+
+
+MAX_BEHIND_HOSTS_FRAC = 0.25
+"""Time of transfers over that of late launches up to which they hardly delay these."""
 
 
 def _awaited(run: Run) -> int | None:

@@ -182,41 +182,15 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
             config |= {"host_held_op": part.call, "host_held_us": part.call_us}
     if trace.timed_op is not None:
         config["timed_op"], config["timed_op_frac"] = trace.timed_op
-    config |= {name: count for name in _COUNTED if (count := getattr(trace, name))}
-    if trace.compiled_launch_frac:
-        config["compiled_launch_frac"] = trace.compiled_launch_frac
-    if trace.without_operators:
-        config["without_operators"] = True
-    if trace.launch_blocking:
-        config["launch_blocking"] = True
-    if trace.unused_device:
-        config["unused_device"] = True
-    if trace.thinned:
-        config["thinned"] = True
+    config |= {name: value for name in _TOLD if (value := getattr(trace, name))}
     for name in _FOUND:
         if (found := getattr(trace, name)) is not None:
             config[name] = dataclasses.asdict(found)
     if trace.launches_without_work[0]:
         missing, config["kernel_launches"], config["last_without_work"] = trace.launches_without_work
         config["launches_without_work"] = missing
-    if trace.first_calls:
-        config["first_calls"] = trace.first_calls
     if trace.benchmarks:
         config["cudnn_benchmark"] = True
-    if trace.on_macos:
-        config["on_macos"] = True
-    if trace.equal_passes:
-        config["equal_passes"] = trace.equal_passes
-    if trace.accumulates_gradients:
-        config["accumulates_gradients"] = True
-    if trace.gathers_weights:
-        config["gathers_weights"] = True
-    if trace.loader:
-        config["loader"] = trace.loader
-    if trace.optimizers:
-        config["optimizers"] = trace.optimizers
-    if trace.sync_call:
-        config["sync_call"] = trace.sync_call
     if trace.passes is not None:
         config["passes"] = dataclasses.asdict(trace.passes)
     if trace.left_out:
@@ -224,7 +198,10 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
     return config
 
 
-_COUNTED = (
+_TOLD = (
+    *("compiled_launch_frac", "without_operators", "launch_blocking", "unused_device", "thinned", "on_macos"),
+    *("first_calls", "equal_passes", "accumulates_gradients", "gathers_weights", "scripted"),
+    *("loader", "optimizers", "sync_call"),
     "captures",
     "graph_launches",
     "graph_builds",
@@ -236,7 +213,7 @@ _COUNTED = (
     "queued_us",
     "lost_tail_us",
 )
-"""What is counted or measured in a trace as a whole, by its name in `Trace`."""
+"""What is counted, measured or true of a trace as a whole, by its name in `Trace`."""
 _FOUND = (
     *("captured_calls", "decoding", "peer_links", "misclocked", "sampled", "unequal_products"),
     *(

@@ -238,6 +238,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         long_view=long_view(events, host, linked),
         few_operators=few_operators(events),
         operator_loop=loop,
+        scripted=any(map(_SCRIPTED.match, events.texts)),
         gathers_weights=any(map(_FSDP.match, events.texts)),
         accumulates_gradients=any(ACCUMULATES in text and not text.startswith(EVALUATE) for text in events.texts),
         loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
@@ -282,6 +283,7 @@ _LOADERS = {
     "own process": re.compile(r"enumerate\(DataLoader\)#_SingleProcess"),
 }
 """Where data is loaded, and the mark of the iterator that does it."""
+_SCRIPTED = re.compile(r"nn\.Module: (?:Recursive)?ScriptModule_")
 _FSDP = re.compile(r"FSDP::|FullyShardedDataParallel\.")
 """Ranges of both of its versions."""
 _ROCM = re.compile(r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_")

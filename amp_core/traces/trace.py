@@ -145,6 +145,8 @@ class Trace:
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
+    scripted: bool = False
+    """Whether a module of it is scripted by torch.jit, as its modules or stacks tell."""
     gathers_weights: bool = False
     """Whether torch's FullyShardedDataParallel gathers weights before the layers that need them, as its marks tell."""
     accumulates_gradients: bool = False

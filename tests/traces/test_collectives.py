@@ -154,7 +154,7 @@ def test_exposed_communication_says_who_is_waited_for(tmp_path):
         "At least 0.250 of the 0.350 ms are waiting for ranks that enter the collectives late"
     )
     assert finding.advice.index("rank 1 enters 2 of 2 collectives last") < finding.advice.index("Overlap")
-    assert "each other rank waits 0.500 ms per step for it" in finding.advice
+    assert "the other rank waits 0.500 ms per step for it" in finding.advice
     assert "with_stack=True" in finding.snippet
 
 

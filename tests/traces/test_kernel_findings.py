@@ -255,10 +255,28 @@ def test_kernels_in_fp64_are_told_with_what_moves_their_bytes(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.op("aten::upsample_bilinear2d", 1, 8)
-    trace.kernel("void at::native::elementwise_upsample_bilinear2d<double, double>(int)", 10, 480, 2)
-    trace.kernel(made.RELU, 490, 500, 3)
+    trace.kernel("void at::native::elementwise_upsample_bilinear2d<double, double>(int)", 10, 80, 2)
+    trace.kernel(made.RELU, 90, 900, 3)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
-    assert "Here: FP64 takes 48 % of the step, most in aten::upsample_bilinear2d" in finding.advice
+    assert "Here: FP64 takes 8 % of the step, most in aten::upsample_bilinear2d" in finding.advice
+
+
+@pytest.mark.parametrize(("kernel", "capability", "says", "saved"), [
+    ("void at::native::elementwise_upsample_bilinear2d<double, double>(int)", (8, 6), "FP32 has half the bytes", 240),
+    ("ampere_dgemm_64x64_tn", (8, 0), "FP32 is 2 × as fast or more", 240),
+    ("ampere_dgemm_64x64_tn", (8, 6), "FP32 is 32 × as fast or more", 465),
+])  # fmt: skip
+def test_kernels_in_fp64_are_a_finding_of_their_own(tmp_path, kernel, capability, says, saved):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("aten::upsample_bilinear2d" if "bilinear" in kernel else "aten::mm", 1, 8)
+    trace.kernel(kernel, 10, 480, 2)
+    trace.kernel(made.GEMM, 490, 500, 10)
+    found = {f.code: f for f in diagnose(run_of(tmp_path, trace, "NVIDIA GPU", capability))}
+    finding = found["fp64-operators"]
+    assert finding.title.startswith("Kernels in FP64 take 48 % of the step, in aten::") and says in finding.title
+    assert finding.win_ms == pytest.approx(saved / 1e3, abs=1e-3) and "NumPy" in finding.advice
+    assert all("Here: FP64" not in one.advice for one in found.values())
 
 
 def test_an_mtias_products_in_fp32_are_named_as_such(tmp_path):

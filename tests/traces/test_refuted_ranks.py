@@ -61,7 +61,7 @@ def test_a_collective_that_all_ranks_launched_in_time_waits_for_no_host(tmp_path
     assert ("is idle or waits in collectives" in title) == (make is in_first_launch)
 
 
-@pytest.mark.parametrize(("leaves_us", "told"), [(5, False), (60, True)])
+@pytest.mark.parametrize(("leaves_us", "told"), [(5, False), (190, True)])
 def test_overlap_is_advised_on_only_where_a_part_is_transfer(tmp_path, leaves_us, told):
     finding = finding_of(run_of_ranks(tmp_path, *exchanges(leaves_us)), "exposed-communication")
     assert ("For the rest" in finding.advice) == told == ("topo -m" in finding.snippet)
@@ -100,7 +100,7 @@ def test_the_idle_gpu_of_the_late_rank_is_told_where_it_explains_the_waiting(tmp
         collective(trace, enter, 900 - enter, enter - 25)
         documents.append(trace.document(distributedInfo={"rank": rank, "world_size": 3}))
     advice = finding_of(run_of_ranks(tmp_path, *documents), "exposed-communication").advice
-    assert "ms per step for it: rank 1's GPU is idle for" in advice and ", the others' for" in advice
+    assert "ms per step for it on average: rank 1's GPU is idle for" in advice and ", the others' for" in advice
 
 
 @pytest.mark.parametrize(("backward_us", "slow"), [(100, False), (920, True)])

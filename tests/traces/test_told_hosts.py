@@ -79,3 +79,15 @@ def test_a_gpu_is_slow_only_where_that_makes_the_rank_late(tmp_path, slow_us, to
     finding = finding_of(run_of_ranks(tmp_path, *ranks), "exposed-communication")
     assert finding.where == "rank 0"
     assert ("3.0 × as long for as many kernels" in finding.title) == told
+
+
+@pytest.mark.parametrize("scripted", [True, False])
+def test_a_scripted_model_is_not_told_to_be_compiled_as_it_is(tmp_path, scripted):
+    trace = Made()
+    trace.event("python_function", f"nn.Module: {'RecursiveScriptModule' if scripted else 'Net'}_0", 0, 1000, 1)
+    for n in range(20):
+        trace.op("aten::mul", 1 + 40 * n, 10)
+        trace.kernel(made.RELU, 12 + 40 * n, 2, 3 + 40 * n)
+    finding = finding_of(run_of(tmp_path, trace), "launch-bound")
+    assert ("compile the module that was scripted" in finding.advice) == scripted
+    assert ("torch.compile(module" in finding.snippet) == scripted

@@ -149,3 +149,14 @@ def test_concatenations_that_grow_are_told_to_be_made_once(tmp_path, growing, ba
     finding = finding_of(run_of(tmp_path, joins(shapes, backward=backward), *A100), "memory-bound-kernels")
     assert ("Another 50 % of the profiled window is in concatenations that each copy" in finding.advice) == told
     assert ("concatenations" in finding.title) != told
+
+
+@pytest.mark.parametrize(("columns", "us", "pads"), [(1025, 100.0, True), (1024, 100.0, False)])
+def test_products_of_a_device_that_is_not_named_are_told_beside_what_their_kernels_are_for(tmp_path, columns, us, pads):
+    kernel = TENSILE.format(parts=1, stream=0)
+    trace = products_of([[1024, 8192], [8192, columns]], kernel, us=us)
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    share = 2 * 1024 * 8192 * columns / (us * 1e6) / 1307.4
+    assert f"{100 * share:.1f} % of the peak of a whole MI300X; the device is not named" in sentence
+    assert "the kernels are compiled for gfx942" in sentence and "as with rocprofv3" in sentence
+    assert ("pad them (M 1024 · N 1032 · K 8192)" in sentence) == pads

@@ -25,9 +25,17 @@ _TENSILE = re.compile(r"Cijk_\w*?_MT(\d+)x(\d+)x\d+_\w*?_GSU([1-9]\d*)_(?!\w*_SK
 """Tensile's names: the tile of the result for which a block computes, and in how many parts each sum is split, with a
 block for each. Stream-K (`SK`) divides the work otherwise."""
 _ISA = re.compile(r"_ISA(90a|908|942|950)(?:_|$)")
-_LEAST_UNITS = {"908": 120, "90a": 104, "942": 38, "950": 32}
+_LEAST_UNITS = {"gfx908": 120, "gfx90a": 104, "gfx942": 38, "gfx950": 32}
 """By the architecture in such a name, the compute units of its smallest GPU: MI100, MI210, and a part (CPX mode) of an
 MI300X and of an MI350X (AMD CDNA white papers and partitioning guide)."""
+WHOLE_GPUS = {"gfx908": "MI100", "gfx90a": "MI250X", "gfx942": "MI300X", "gfx950": "MI355X"}
+"""The same with the largest GPU, whole."""
+
+
+def architecture(kernel: str) -> str:
+    """The architecture that a kernel of Tensile is compiled for, `gfx942`; empty where the name does not tell it."""
+    found = _ISA.search(kernel)
+    return f"gfx{found[1]}" if found is not None else ""
 
 
 @dataclass(frozen=True)
@@ -61,10 +69,10 @@ def blocks_of(run: Run, row: Mapping[Hashable, Any]) -> Blocks | None:
     us = frame["total_us"].astype(float)
     if us.sum() > 0:
         return Blocks(float((frame["blocks_per_sm"].astype(float) * us).sum() / us.sum()), units)
-    made, isa = product(str(row["op"]), str(row["in_shapes"])), _ISA.search(kernel)
+    made, compiled_for = product(str(row["op"]), str(row["in_shapes"])), architecture(kernel)
     count, gpu = _count(kernel, made) if made is not None else 0, ""
-    if not units and isa is not None:
-        units, gpu = _LEAST_UNITS[isa[1]], f"gfx{isa[1]}"
+    if not units and compiled_for:
+        units, gpu = _LEAST_UNITS[compiled_for], compiled_for
     return Blocks(count / units, units, gpu) if count and units else None
 
 

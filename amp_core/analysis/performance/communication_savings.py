@@ -238,9 +238,10 @@ def _waits(run: Run, cost: StepCost, unit: str) -> tuple[str, str]:
             late = most if len(most) > 1 else late
             words = words.replace(" for others", f" for others, most of it for {in_words(late['rank'].tolist())}", 1)
         late = late.head(MAX_RANKS_NAMED)
+        waiters, mean = ("the other rank waits", "") if ranks == 2 else ("the others wait", " on average")
         first, *others = [
-            f"rank {rank} enters {share} collectives last{of_these}, and each other rank waits "
-            f"{at_least}{number(kept_ms, 'ms')} per {unit} for it"
+            f"rank {rank} enters {share} collectives last{of_these}, and {waiters} {at_least}{number(kept_ms, 'ms')} "
+            f"per {unit} for it{mean}"
             for rank, share, kept_ms in zip(late["rank"], entered_last(late), late["kept_ms"], strict=True)
         ]
         look_at = "look at what it does before the collectives" if not others else "look at what they do before them"

@@ -156,7 +156,7 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Produ
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
     wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
     # Of the operator with most to win, not of one with few sizes, and of what padding helps or not.
-    wins_here = wins[_most(wins, ops["op"].str.cat(_gain_by_padding(ops).astype(str)))]
+    wins_here = wins[_most(wins, ops["op"].str.cat(gain_by_padding(ops).astype(str)))]
     worst = ops.loc[wins_here[_most(wins_here, ops["sizes"][wins_here.index])].idxmax()]
     alike = ops[(ops["op"] == worst["op"]) & (ops["sizes"] == worst["sizes"])]  # in other modules or layers
     its_frac = float((alike["of_peak_frac"] * alike["total_us"]).sum() / alike["total_us"].sum())
@@ -175,7 +175,7 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Produ
         f"{percent(its_frac)}{allowed}"
     )
     saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
-    here = str(worst["padded"]) if _gain_by_padding(ops)[worst.name] else ""
+    here = str(worst["padded"]) if gain_by_padding(ops)[worst.name] else ""
     blocks = blocks_of(run, worst.to_dict())
     return ProductSaving(
         "slow-products",
@@ -196,7 +196,7 @@ def _most(wins: "pd.Series[float]", groups: "pd.Series[str]") -> "pd.Series[bool
     return groups == wins.groupby(groups).sum().idxmax()
 
 
-def _gain_by_padding(ops: pd.DataFrame) -> "pd.Series[bool]":
+def gain_by_padding(ops: pd.DataFrame) -> "pd.Series[bool]":
     """Whether aligned sizes would let a faster kernel run. Rows of matrices, as tokens of a batch, lie one behind the
     other in memory: how many there are bars no kernel, except where backward has them as columns."""
     of_rows = ops["unaligned"].str.match(r"M \d+$") & (ops["phase"] != "backward")

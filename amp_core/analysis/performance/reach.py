@@ -19,7 +19,7 @@ MIN_BESIDE_FRAC = 0.1
 """Share of kernels beside collectives from which what these save is told without it."""
 _BESIDE_COLLECTIVES = ("fp32-products", "slow-products", "layout-transposes")
 """Savings of kernels that may lie beside collectives; memory-bound kernels are counted without that from the start."""
-_OF_KERNELS = ("fp32-products", "slow-products", "memory-bound-kernels")
+_OF_KERNELS = ("fp32-products", "slow-products", "memory-bound-kernels", "fp64-operators")
 """Savings of shorter kernels."""
 _UNTIL_HOST = "until the device waits for the host"
 MIN_BEHIND_IDLE_FRAC, MAX_REACH_FRAC = 0.15, 0.3

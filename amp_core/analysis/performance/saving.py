@@ -153,11 +153,21 @@ class CommunicationSaving(Saving):
     """False if it is that long only where all of the collectives carry as much as the shortest ones."""
     waited_us: float = 0.0
     """Of ranks that are all here: at least that much of `saved_us` is waiting for others."""
-    of_hosts_us: float = 0.0
-    """Of waiting for others, here or missing: that part where the hosts of the ranks that are here launch too late for
-    as long, and so at different times."""
+    hosts_us: float = 0.0
+    """How long the device waits for late launches of its host."""
     tells_transfer: bool = False
     """Whether `what` tells the transfer that takes longest."""
+
+    @property
+    def surely_waiting_us(self) -> float:
+        """At least that much of it is waiting for others, here or missing."""
+        return max(self.waited_us, self.waiting_us if self.waiting_is_sure else 0.0)
+
+    @property
+    def of_hosts_us(self) -> float:
+        """That waiting where the hosts of the ranks that are here launch too late for as long, and so at different
+        times; else 0."""
+        return self.surely_waiting_us if self.hosts_us >= self.surely_waiting_us else 0.0
 
     @property
     def rank_us(self) -> float:

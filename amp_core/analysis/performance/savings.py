@@ -20,6 +20,7 @@ from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.communication_savings import beside_backward_us, communication_saving
 from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.fp64_savings import fp64_saving
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import (
     JUST_BELOW,
@@ -57,6 +58,7 @@ from amp_core.analysis.performance.saving import (
 from amp_core.analysis.performance.step_cost import StepCost, step_cost
 from amp_core.analysis.performance.training_part import in_training
 from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.gpus import Gpu
 from amp_core.store.run import Run
 
 MAX_UNKNOWN_FRAC = 0.2
@@ -129,7 +131,7 @@ def _possible_savings(run: Run) -> Savings | None:
         unit=unit_of(cost),
         rates=dense_rates(gpu.name),
     )
-    savings = _all_savings(run, rows, windows, basis, has_tensor_cores=gpu.has_tensor_cores is not False)
+    savings = _all_savings(run, rows, windows, basis, gpu)
     if not windows["device"].str.startswith("cuda").all():
         savings = [replace(c, what=without_gpu(c.what), here=without_gpu(c.here)) for c in savings]
     worth = [c for c in savings if basis.is_long(c.saved_us)]
@@ -163,9 +165,7 @@ _OTHER_DEVICES = ("mtia", "hpu", "xpu", "mlu", "npu", "privateuse")
 """Devices whose kernels are not classified by their names."""
 
 
-def _all_savings(
-    run: Run, rows: pd.DataFrame, windows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool
-) -> list[Saving]:
+def _all_savings(run: Run, rows: pd.DataFrame, windows: pd.DataFrame, basis: Basis, gpu: Gpu) -> list[Saving]:
     """All savings, and what each of them waits for until the step becomes shorter by it."""
     cost, communication = basis.cost, communication_saving(run, rows, basis)
     late = _one_late(run, communication)
@@ -182,9 +182,10 @@ def _all_savings(
     if isinstance(communication, CommunicationSaving):
         host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
         waiting_us = communication.waiting_us if communication.waiting_is_sure else 0.0
-        waited_us = max(communication.waited_us, waiting_us)
-        communication = replace(communication, of_hosts_us=waited_us if host_us >= waited_us else 0.0)
+        communication = replace(communication, hosts_us=host_us)
         idle = [replace(c, waits_for_ranks=0 < c.saved_us <= waiting_us) for c in idle]
+        # A host that waits for a device which waits for ranks waits for these.
+        idle = [c for c in idle if c.code != "host-syncs" or not c.waits_for_ranks]
         if is_idle:
             communication = _of_idle_device(communication, beside_backward_us(run, rows, basis), between_us)
     launched = of_main(run, with_late_launches(run, window_rows(run)))
@@ -194,8 +195,11 @@ def _all_savings(
     # is in copies itself, but loading, by other processes, goes on.
     copies = replace(copies, waits_for_idle=is_idle and basis.is_long(float(np.nan_to_num(cost.us("data")))))
     counted = counted_once(rows)
-    of_kernels: list[Saving] = [*product_savings(run, counted, basis, has_tensor_cores=has_tensor_cores)]
-    of_kernels += memory_savings(counted, basis)
+    of_kernels: list[Saving] = [
+        *product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False),
+        *memory_savings(counted, basis),
+        fp64_saving(counted_once(of_main(run, kernel_rows(run, everything=True))), basis, gpu),
+    ]
     if is_idle:  # what they save only once the device no longer waits comes after what it waits for
         causes_us = (c.rank_us for c in idle if c.share >= MIN_BEHIND_IDLE_FRAC and c.is_sure)
         limit_us = JUST_BELOW * max(causes_us, default=math.inf)

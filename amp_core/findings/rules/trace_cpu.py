@@ -405,17 +405,20 @@ _OF_ACTIVATIONS = Remedy(
         severity="warning",
         family=SPEED_AND_MEMORY,
         order=449,
-        what="Most of an imported trace of a CPU computes in FP64.",
-        signal="The dtypes of the operators' inputs.",
-        threshold=f"{percent(MIN_FP64_FRAC)} of the operators' time.",
-        advice="FP32 has half the bytes, and twice the rate in vectors. Where that is not meant, find what makes "
-        "tensors FP64: arrays of NumPy are unless told otherwise, and one such input makes results FP64.",
+        what="Much of an imported trace computes in FP64.",
+        signal="The dtypes of the operators' inputs, and the names of kernels.",
+        threshold=f"{percent(MIN_FP64_FRAC)} of a CPU's operators' time; of a GPU, possible savings of at least 5 % of "
+        "the step.",
+        advice="FP32 has half the bytes, and at least twice the rate. Where FP64 is not meant, find what makes tensors "
+        "so: arrays of NumPy are unless told otherwise, and one such input makes results FP64.",
         snippet="x = torch.from_numpy(array).float()   # and dtype=torch.float32 where tensors are made",
         page="step-cost",
     )
 )
 def fp64_operators(run: Run) -> list[Finding]:
-    """`fp64-operators`: a CPU that computes in FP64."""
+    """`fp64-operators`: a device that computes in FP64."""
+    if (saving := reported_saving(run, "fp64-operators", Saving)) is not None:
+        return [saving_finding(run, saving, guides_remedy(saving))]
     rows = _rows(run)
     part = fp64_part(rows) if len(rows) else None
     return [cpu_finding(run, part)] if part is not None else []

@@ -11,7 +11,7 @@ from amp_core.analysis.performance.compiled import (
     is_one_graph,
     replays_unfused_graphs,
 )
-from amp_core.analysis.performance.gemm_shapes import dtypes_of, shapes_of
+from amp_core.analysis.performance.fp64_savings import fp64_rows
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.growing_joins import MIN_GROWING_FRAC, growing_joins
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows, without_ranges
@@ -109,13 +109,12 @@ _BEFORE_TRITON = Remedy(
 
 
 def _fp64(run: Run) -> str:
-    """How much of the step computes in FP64 beside products, as a sentence, if it is much; else empty."""
-    savings, rows = possible_savings(run), kernel_rows(run, everything=True)
-    rows = rows[~is_matrix(rows) & ~rows["name"].str.contains(_OF_HOST)] if savings else rows[:0]
-    rows = rows[rows["name"].str.contains(_IN_FP64) | _takes_double(rows)]
-    us = float(rows["total_us"].sum())
+    """How much of the step computes in FP64 beside products, as a sentence, if it is much and no finding of its own;
+    else empty."""
+    savings, rows = possible_savings(run), fp64_rows(kernel_rows(run, everything=True))
+    us = float(rows["total_us"][~is_matrix(rows)].sum())
     whole_us = float(window_rows(run)["wall_us"].sum())
-    if savings is None or us < MIN_SAVED_FRAC * whole_us:
+    if savings is None or us < MIN_SAVED_FRAC * whole_us or savings.reported("fp64-operators", Saving) is not None:
         return ""
     named = longest_name(rows[rows["op"] != ""], "op") or kernel_in_words(longest_name(rows, "name"))
     share = f"{100 * us / whole_us:.0f} %"
@@ -123,24 +122,6 @@ def _fp64(run: Run) -> str:
         f"Here: FP64 takes {share} of the {savings.unit}, most in {named}, and FP32 would halve the bytes of these "
         "kernels."
     )
-
-
-def _takes_double(rows: pd.DataFrame) -> "pd.Series[bool]":
-    """Which operators have a tensor of doubles among their inputs: numbers of Python count as doubles without sizes."""
-    inputs = rows[["in_dtypes", "in_shapes"]]
-    takes = {
-        (dtypes, shapes): any(
-            dtype == "double" and shape for dtype, shape in zip(dtypes_of(dtypes), shapes_of(shapes), strict=False)
-        )
-        for dtypes, shapes in inputs.drop_duplicates().itertuples(index=False)
-    }
-    return pd.Series([takes[one] for one in inputs.itertuples(index=False, name=None)], index=rows.index, dtype=bool)
-
-
-_OF_HOST = "HtoD|DtoH|HostToDevice|DeviceToHost"
-"""In the names of copies from and to the host."""
-_IN_FP64 = r"<double[,>]|lambda\(double[,)]"
-"""In the names of torch's kernels for that dtype; arguments of type double are numbers, of any dtype's kernel."""
 
 
 def _of_fewer_passes(run: Run, saving: MemorySaving) -> Remedy:
@@ -178,10 +159,15 @@ def _by_compiling(run: Run, saving: MemorySaving) -> Remedy:
     if is_before_triton(run):
         return _BEFORE_TRITON
     if not is_compiled_in_part(run):
-        return guides_remedy(saving)
+        return _SCRIPTED if run.head.config.get("scripted") is True else guides_remedy(saving)
     return Remedy(_COMPILED_ONCE, guides_remedy(saving).snippet) if is_one_graph(run) else _NOT_COMPILED
 
 
+_SCRIPTED = Remedy(
+    "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. The model is scripted by "
+    "torch.jit, which torch.compile does not take: compile the module that was scripted instead.",
+    "model = torch.compile(module)   # the module itself, without torch.jit.script",
+)
 _COMPILED_ONCE = (
     "These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. One compiled graph is "
     "part of the trace already: compile what is launched beside it too."
