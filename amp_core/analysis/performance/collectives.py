@@ -1,8 +1,6 @@
 """Collectives of profiled windows: what they carry, how fast, and how much of their time is waiting for another rank.
 
     >>> collective_table(run)[["name", "dtype", "ms", "waiting_ms", "gb_per_s"]]
-    >>> waited_for(run).rank, waited_for(run).waiting_ms     # who enters last, and how long others wait
-    (3, 17.2)
 
 The kernel of a collective runs from the moment its rank enters until the collective is done. All ranks leave nearly
 together, so the rank whose kernel is the shortest entered last, and by how much the others' are longer is how long they

@@ -33,70 +33,114 @@ of the gaps between kernels are not recorded."""
 def late_launches(idle: Idle, between_us: float) -> IdleSaving:
     """What the device waits for launches: with launches that are slow one by one, or for something else. `between_us`
     of it is told with the collectives that it lies between."""
-    run, windows, basis = idle.run, idle.windows, idle.basis
-    late = _how_long(idle, between_us)
-    kind, calls, call_us = _host_calls(windows, basis)
-    in_calls = call_us >= late.us / 2 > 0
-    in_copies = late.lead_us < late.us / 2 and _is_copying(run, windows, late.us * basis.steps)
-    launch_bound = not in_calls and late.is_slow and not in_copies
-    in_python, python_us = "", late.python_us
-    if launch_bound and python_us >= max(SHORT_LEAD_US, MIN_SAVED_FRAC * basis.cost.step_us):
-        late = late.without_python()
-        in_python = (
-            f"; for {number(python_us / 1e3, 'ms')} before the first kernel the host is in no operator and no call, "
-            "but in Python or other code"
-        )
-    column = _host_column(windows)
-    of_op = _Place() if launch_bound or in_calls else _place(run, windows, column, basis)
-    op, in_op = of_op.name, of_op.words
-    in_op += ", which copies and starts no kernel" if in_copies and op in COPYING else ""
-    named_us = call_us if in_calls else longest_named(windows, column)[1] / basis.steps
-    named = windows["host_function_us"].sum() > 0 and not in_calls
-    in_none = _Place() if launch_bound or named else _outside(windows, late.us, basis)
-    outside = in_none.words
-    are_longer = late.longer_us >= max(MIN_LONGER_FRAC * late.us, MIN_SAVED_FRAC * basis.cost.step_us)
-    are_longer &= launch_bound and _in_most_steps(windows)
-    if are_longer:
-        outside = f", {number(late.longer_us / 1e3, 'ms')} of it in gaps of 0.3 ms and more"
-    if unknown := unknown_host(run):
-        outside = "" if launch_bound or in_calls or named or in_op else unknown
-        are_longer = False
-    is_named = in_calls or in_op or (named and not launch_bound)
-    marked = _Place() if is_named else _marked_place(run, windows, late.us, basis)
-    is_told = basis.unit == "step" or in_calls or in_op or marked.name or outside.startswith(",")
-    gap = "" if is_told else _one_gap(windows, late.us * basis.steps)
-    code = "launch-bound" if launch_bound else "host-bound"
-    if idle.knows_launches:
-        between = _between(idle) if launch_bound and basis.is_long(late.us - late.lead_us) else ""
-        calling = _in_calls(run, windows, kind, calls, call_us, basis) if in_calls else ""
-        before = "" if launch_bound or in_calls else _before(windows, op, basis)
-        if launch_bound and (waits_at_start(windows) or waits_early(windows)):
-            first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
-            between = f", nearly all within its first {first}{between}"
-        what = f"{between}{calling}{in_op}{marked.words}{before}{gap}{outside}{in_python}"
-        waits = ", which waits for each kernel," if idle.launches_block else ""
-        why = f" because the host{waits} launches too late{what}"
+    basis, late, calls = idle.basis, _how_long(idle, between_us), _host_calls(idle)
+    in_calls = calls.us >= late.us / 2 > 0
+    in_copies = late.lead_us < late.us / 2 and _is_copying(idle.run, idle.windows, late.us * basis.steps)
+    launch_bound = late.is_slow and not in_calls and not in_copies
+    in_python_us = late.python_us if launch_bound else 0.0
+    if in_python_us < max(SHORT_LEAD_US, MIN_SAVED_FRAC * basis.cost.step_us):
+        in_python_us = 0.0
+    late = late.without_python() if in_python_us else late
+    if in_calls:
+        meanwhile = _in_calls(idle, late, calls)
+    elif launch_bound:
+        meanwhile = _slow_one_by_one(idle, late, in_python_us)
     else:
-        code, why = "unexplained-idle", f"{gap}, and the trace has no launches that would show why"
+        meanwhile = _in_others(idle, late, in_copies=in_copies)
+    code = "launch-bound" if launch_bound else "host-bound"
+    waits = ", which waits for each kernel," if idle.launches_block else ""
+    why = f" because the host{waits} launches too late{meanwhile.words}"
+    if not idle.knows_launches:
+        code, why = "unexplained-idle", f"{meanwhile.gap}, and the trace has no launches that would show why"
     or_waits = " or waits in collectives" if basis.is_long(late.loading_us) else ""
-    where = calls if in_calls else op if named_us >= MIN_OF_ONE_FRAC * late.us else ""
     return IdleSaving(
         code,
         late.us,
         basis.cost.step_us,
         f"The GPU is idle{or_waits} for {time_and_lead(late.us - late.lead_us, late.lead_us, basis)}{why}",
-        where or "host",
+        meanwhile.where or "host",
         lead_us=late.lead_us,
         before_us=idle.before_us,
-        is_of_part=bool(op or in_calls) and named_us < NEARLY_ALL_FRAC * late.us,
-        copies_values=bool(tiny_copies(run)[0]) and launch_bound,
-        host=LateHost(
-            calls=kind if in_calls else "",
-            is_in_first_call=marked.is_in_first_call or (of_op.is_in_first_call and where == op),
-            builds_tensors=in_none.name == NEW_TENSOR,
-            has_longer_gaps=are_longer,
-        ),
+        is_of_part=meanwhile.place_us is not None and meanwhile.place_us < NEARLY_ALL_FRAC * late.us,
+        copies_values=launch_bound and bool(tiny_copies(idle.run)[0]),
+        host=meanwhile.host,
     )
+
+
+@dataclass(frozen=True)
+class _Meanwhile:
+    """What the host does while the device waits for late launches."""
+
+    words: str
+    """After `launches too late`."""
+    host: LateHost
+    where: str = ""
+    """The calls or the operator that account for much of it; empty if nothing does."""
+    place_us: float | None = None
+    """How long per step the host is in the longest such place; None where none is told."""
+    gap: str = ""
+    """That most of it is in one piece, if nothing else is told."""
+
+
+def _in_calls(idle: Idle, late: "_Late", calls: "_Calls") -> _Meanwhile:
+    """A host that is in calls into the runtime, with the operator that most of them are in, and the operator in which
+    it is longest beside them."""
+    windows, basis = idle.windows, idle.basis
+    words = f", {number(calls.us / 1e3, 'ms')} of it {CALLS[calls.kind]} ({calls.names})"
+    calling, its_us = longest_named(windows, "host_call_op")
+    if calling and its_us / basis.steps >= MOST_OF_CALLS_FRAC * calls.us:
+        words += f"{'' if its_us / basis.steps >= NEARLY_ALL_FRAC * calls.us else ', most'} in {calling}"
+    words += _place(idle.run, windows, "host_rest_op", basis, "beside these calls").words
+    in_none = _outside(windows, late.us, basis)
+    words += "" if unknown_host(idle.run) else in_none.words
+    host = LateHost(calls=calls.kind, builds_tensors=in_none.name == NEW_TENSOR)
+    return _Meanwhile(words, host, calls.names, calls.us)
+
+
+def _slow_one_by_one(idle: Idle, late: "_Late", in_python_us: float) -> _Meanwhile:
+    """A host whose launches are slow one by one, after `in_python_us` before the first kernel."""
+    windows, basis = idle.windows, idle.basis
+    are_longer = late.longer_us >= max(MIN_LONGER_FRAC * late.us, MIN_SAVED_FRAC * basis.cost.step_us)
+    are_longer &= _in_most_steps(windows) and not unknown_host(idle.run)
+    longer = f", {number(late.longer_us / 1e3, 'ms')} of it in gaps of 0.3 ms and more" if are_longer else ""
+    between = _between(idle) if basis.is_long(late.us - late.lead_us) else ""
+    if waits_at_start(windows) or waits_early(windows):
+        first = number(float(windows["late_until_us"].max()) / 1e3, "ms")
+        between = f", nearly all within its first {first}{between}"
+    marked = _marked_place(idle.run, windows, late.us, basis)
+    gap = "" if basis.unit == "step" or marked.name or longer else _one_gap(windows, late.us * basis.steps)
+    in_python = ""
+    if in_python_us:
+        before = number(in_python_us / 1e3, "ms")
+        in_python = (
+            f"; for {before} before the first kernel the host is in no operator and no call, but in Python or other "
+            "code"
+        )
+    host = LateHost(is_in_first_call=marked.is_in_first_call, has_longer_gaps=are_longer)
+    return _Meanwhile(f"{between}{marked.words}{gap}{longer}{in_python}", host, gap=gap)
+
+
+def _in_others(idle: Idle, late: "_Late", *, in_copies: bool) -> _Meanwhile:
+    """A host that is in operators, in Python, or in neither."""
+    run, windows, basis, column = idle.run, idle.windows, idle.basis, _host_column(idle.windows)
+    place = _place(run, windows, column, basis)
+    in_place = f"{place.words}{', which copies and starts no kernel' if in_copies and place.name in COPYING else ''}"
+    place_us = longest_named(windows, column)[1] / basis.steps
+    has_functions = windows["host_function_us"].sum() > 0
+    in_none = _Place() if has_functions else _outside(windows, late.us, basis)
+    outside = in_none.words
+    if unknown := unknown_host(run):
+        outside = "" if has_functions or in_place else unknown
+    marked = _Place() if has_functions or in_place else _marked_place(run, windows, late.us, basis)
+    is_told = basis.unit == "step" or in_place or marked.name or outside.startswith(",")
+    gap = "" if is_told else _one_gap(windows, late.us * basis.steps)
+    where = place.name if place_us >= MIN_OF_ONE_FRAC * late.us else ""
+    host = LateHost(
+        is_in_first_call=marked.is_in_first_call or (place.is_in_first_call and where == place.name),
+        builds_tensors=in_none.name == NEW_TENSOR,
+    )
+    words = f"{in_place}{marked.words}{_before(windows, place.name, basis)}{gap}{outside}"
+    return _Meanwhile(words, host, where, place_us if place.name else None, gap)
 
 
 @dataclass(frozen=True)
@@ -272,16 +316,6 @@ def _host_column(windows: pd.DataFrame) -> str:
     return "host_function" if windows["host_function_us"].sum() > windows["host_op_us"].sum() else "host_op"
 
 
-def _in_calls(run: Run, windows: pd.DataFrame, kind: str, calls: str, call_us: float, basis: Basis) -> str:
-    """The part of the sentence on calls into the runtime, with the operator that most of them are in, and the operator
-    in which the host is longest beside them."""
-    sentence = f", {number(call_us / 1e3, 'ms')} of it {CALLS[kind]} ({calls})"
-    calling, its_us = longest_named(windows, "host_call_op")
-    if calling and its_us / basis.steps >= MOST_OF_CALLS_FRAC * call_us:
-        sentence += f"{'' if its_us / basis.steps >= NEARLY_ALL_FRAC * call_us else ', most'} in {calling}"
-    return f"{sentence}{_place(run, windows, 'host_rest_op', basis, 'beside these calls').words}"
-
-
 MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC = 0.5, 0.95
 """Shares of the time of calls from which the operator that they are in is named, and from which all of them are."""
 
@@ -332,12 +366,24 @@ CALLS = {
 """What the host does in calls into the device's runtime, by their kind."""
 
 
-def _host_calls(windows: pd.DataFrame, basis: Basis) -> tuple[str, str, float]:
-    """The kind of runtime calls in which the host spends most of the time in which it should launch, the names of the
-    longest of them, and their time per step in microseconds."""
-    us = windows[windows["host_call_kind"] != ""].groupby("host_call_kind")["host_call_us"].sum() / basis.steps
+@dataclass(frozen=True)
+class _Calls:
+    """Calls into the device's runtime in which a host is while it should launch."""
+
+    kind: str = ""
+    """The kind of most of them by time, see `CALLS`."""
+    names: str = ""
+    """The longest of that kind."""
+    us: float = 0.0
+    """Their time per step."""
+
+
+def _host_calls(idle: Idle) -> _Calls:
+    """The calls of the kind with most of the time in which the host should launch."""
+    windows = idle.windows[idle.windows["host_call_kind"] != ""]
+    us = windows.groupby("host_call_kind")["host_call_us"].sum() / idle.basis.steps
     if us.empty:
-        return "", "", 0.0
+        return _Calls()
     kind = str(us.idxmax())
     longest = windows[windows["host_call_kind"] == kind].sort_values("host_call_us").iloc[-1]
-    return kind, str(longest["host_call"]), float(us.max())
+    return _Calls(kind, str(longest["host_call"]), float(us.max()))
