@@ -116,6 +116,10 @@ def _beyond_frac(ms: "pd.Series[float]", longer: "pd.Series[float]") -> float:
     return float((longer - ms.median()).sum() / ms.sum())
 
 
+MIN_WARM_STEP = 2
+"""From that number on a first recorded step comes after others, in which a program is warm."""
+
+
 def _of_longer(ms: "pd.Series[float]", longer: "pd.Series[float]") -> str:
     """That a few steps take longer, which, and how regularly."""
     steps = longer.index.to_numpy(dtype=np.int64)
@@ -128,9 +132,11 @@ def _of_longer(ms: "pd.Series[float]", longer: "pd.Series[float]") -> str:
     least, most = number(float(longer.min())), number(float(longer.max()), "ms")
     each = most if least == number(float(longer.max())) else f"{least} to {most}"
     one = len(longer) == 1
-    setup = (
-        "; the first step often sets things up, so profile after a warm-up" if one and steps[0] == ms.index[0] else ""
-    )
+    setup = ""
+    if one and steps[0] == ms.index[0]:
+        is_warm = steps[0] >= MIN_WARM_STEP
+        setup = "; the first step often sets things up, so profile after a warm-up"
+        setup = "; it is the first one recorded, and a profiler may slow that" if is_warm else setup
     subject, verb, they = ("Step", "takes", "it takes") if one else ("Steps", "take", "they take")
     return (
         f"{subject} {listed}{f'{period},' if period else ''} {verb} {each}, the median step "

@@ -6,7 +6,7 @@ from amp_core import diagnose, load_run
 from amp_core.findings import first_sentence
 from amp_core.traces import import_traces
 from tests.traces import made
-from tests.traces.made import Made, products, run_of, write
+from tests.traces.made import Made, finding_of, products, run_of, write
 
 
 @pytest.mark.parametrize(("us", "named"), [(700, True), (300, False)])
@@ -485,7 +485,10 @@ def test_attention_in_tf32_is_no_product_in_tf32(tmp_path):
     trace.op("aten::_efficient_attention_forward", 10, 8, **{"Input type": ["float"] * 3})
     trace.kernel("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention)", 850, 100, 12)
     sentence = first_sentence(run_of(tmp_path, trace))
-    assert "GEMM/conv takes 80 % of the step in FP32, and attention 10 % of the step in TF32" in sentence
+    assert (
+        "GEMM/conv takes 80 % of the step in FP32, and attention 10 % of the step in FP32 made of three products in TF32 each"
+        in sentence
+    )
 
 
 def test_attention_with_few_keys_is_held_against_what_memory_allows(tmp_path):
@@ -496,3 +499,19 @@ def test_attention_with_few_keys_is_held_against_what_memory_allows(tmp_path):
     trace.kernel("void flash_fwd_kernel<Flash_fwd_kernel_traits<32, 128, 128>>(P)", 100, 9_800, 2)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace, "NVIDIA A100-SXM4-40GB")) if f.code == "slow-products"]
     assert "runs at 0.49" in finding.title and "%, where memory allows 3.4" in finding.title
+
+
+@pytest.mark.parametrize(("length", "told"), [(255, True), (256, False), (None, True)])
+def test_layer_norms_whose_rows_bar_the_vectorized_kernel_are_told(tmp_path, length, told):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for n in range(3):
+        dims = {"Input Dims": [[65_536, length], [length]]} if length else {}
+        trace.op("aten::native_layer_norm", 1 + 20 * n, 18, **dims)
+        for at, name, us in (
+            (10, "RowwiseMomentsCUDAKernel<float, float>", 200),
+            (210, "LayerNormForwardCUDAKernel", 90),
+        ):
+            trace.kernel(f"void at::native::(anonymous namespace)::{name}(long)", at + 300 * n, us, 2 + 20 * n)
+    advice = finding_of(run_of(tmp_path, trace), "memory-bound-kernels").advice
+    assert ("60 % of the step is in the first of two kernels of each layer norm" in advice) == told

@@ -33,7 +33,7 @@ WHOLE_GPUS = {"gfx908": "MI100", "gfx90a": "MI250X", "gfx942": "MI300X", "gfx950
 
 
 def architecture(kernel: str) -> str:
-    """The architecture that a kernel of Tensile is compiled for, `gfx942`; empty where the name does not tell it."""
+    """The architecture that a kernel of Tensile is compiled for, `gfx942`; empty where its name has none."""
     found = _ISA.search(kernel)
     return f"gfx{found[1]}" if found is not None else ""
 

@@ -7,6 +7,7 @@
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.host_copies import copies_on_own_streams
 from amp_core.analysis.performance.idle import beside_copies
 from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import
@@ -53,26 +54,37 @@ def _shorter(run: Run, us: float, copying: pd.DataFrame, computing_us: float, ba
         return max(0.0, min(us, (slow_us - max(next_us, moved / (1e3 * best))) / basis.steps))
     name = longest_name(copying, "name")
     if "Pinned" not in name or not copies_on_own_streams(run):
-        return max(0.0, us - max(0.0, _least_us(copying, basis) - computing_us))
+        return max(0.0, us - max(0.0, _least_us(run, copying, basis) - computing_us))
     others_us = basis.each_us(copying["total_us"][copying["name"] != name])
     return max(0.0, min(us * NARROWED_FRAC, us - others_us))
 
 
-def _least_us(copying: pd.DataFrame, basis: Basis) -> float:
+def _least_us(run: Run, copying: pd.DataFrame, basis: Basis) -> float:
     """How long copies between host and device take per step at the rate of the link between them, or the highest one
     that they reach; of both directions, which have a lane each, the longer."""
     directions = copying["name"].str.extract(_DIRECTION, expand=False)
     known = copying[directions.notna() & (copying["moved_bytes"] > 0) & (copying["total_us"] > 0)]
     if known.empty:
         return 0.0
-    per_us = max(1e3 * LINK_GB_PER_S, float((known["moved_bytes"] / known["total_us"]).max()))
+    per_us = max(1e3 * _link_gb_per_s(run), float((known["moved_bytes"] / known["total_us"]).max()))
     return float(known.groupby(directions[known.index])["moved_bytes"].sum().max()) / per_us / basis.steps
+
+
+def _link_gb_per_s(run: Run) -> float:
+    """What the link between host and GPU transfers at most in one direction, by the GPU's generation. Large chips are
+    also sold with faster links than PCIe: those of their generation are not known by it."""
+    capability = profiled_gpu(run, str(run.head.config.get("device") or "")).capability
+    is_graphics = capability is not None and capability[1] != 0
+    if capability is None or not (is_graphics or capability[0] == 8):
+        return LINK_GB_PER_S
+    return LINK_GB_PER_S / (4 if capability[0] < 8 else 2 if capability[0] == 8 else 1)
 
 
 _DIRECTION = "(HtoD|DtoH|HostToDevice|DeviceToHost)"
 """In the names of copies between host and device."""
 LINK_GB_PER_S = 60.0
-"""What 16 lanes of PCIe 5.0 transfer in one direction, without the packets' heads (64 GB/s in all)."""
+"""What 16 lanes of PCIe 5.0 transfer in one direction, without the packets' heads (64 GB/s in all); those of 4.0, for
+compute capability 8, half of it, and those of 3.0, before, a quarter."""
 NARROWED_FRAC = 0.75
 """Of the bytes of 32-bit numbers, what 8 bits leave out."""
 

@@ -69,13 +69,17 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     slow_us, tf32_us = basis.each_us(fp32["total_us"]), basis.each_us(tf32["total_us"])
     if not matrix["device"].str.startswith("cuda").all():
         return None
+    of_three = tf32["name"].str.contains(FP32_OF_THREE)
     ratio, tf32_ratio = (
         _mean_ratio(of, in_16_bits(of, tflops, rates), rates.half / tflops) if rates and tflops else UNKNOWN_RATIO
         for of, tflops in ((fp32, rates and rates.fp32), (tf32, rates and rates.tf32))
     )
+    tf32_us_in_16_bits: pd.Series[float] = tf32["total_us"] / tf32_ratio / np.where(of_three, 3.0, 1.0)
+    tf32_ratio = float(tf32["total_us"].sum() / tf32_us_in_16_bits.sum()) if tf32_us else tf32_ratio
+    in_tf32 = "FP32 made of three products in TF32 each" if tf32_us and of_three.all() else "TF32"
     parts = [
         (_kinds(of), f"{basis.taken(us)} in {name}")
-        for of, us, name in ((fp32, slow_us, "FP32"), (tf32, tf32_us, "TF32"))
+        for of, us, name in ((fp32, slow_us, "FP32"), (tf32, tf32_us, in_tf32))
         if us > 0
     ]
     win = slow_us * (1 - 1 / ratio) + tf32_us * (1 - 1 / tf32_ratio)
@@ -112,6 +116,9 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     )
 
 
+FP32_OF_THREE = r"fmha_cutlass[FB]_f32_"
+"""Kernels that compute each product in FP32 as three in TF32, which keeps FP32's precision and no flag turns off:
+torch's memory-efficient attention on Ampere and later (OpMultiplyAddFastF32 of CUTLASS)."""
 MIN_EMULATED_FRAC = 0.5
 """Share of products of BF16 in FP32's arithmetic from which that is told."""
 MAX_BOUND_FRAC = 0.5

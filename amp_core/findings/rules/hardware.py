@@ -12,6 +12,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
+from amp_core.analysis.performance.product_savings import FP32_OF_THREE
 from amp_core.analysis.performance.saving import Saving, longest_name, others
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe
@@ -32,11 +33,6 @@ ALIGNED_ELEMENTS = 8
 """Elements of 16 bits in 16 bytes (NVIDIA, "Matrix Multiplication Background User's Guide", table 1)."""
 IMAGE_CHANNELS = 4
 """Input channels up to which a convolution reads an image, whose channels nobody chooses."""
-
-
-FP32_OF_THREE = r"fmha_cutlass[FB]_f32_"
-"""Kernels that compute each FP32 product as three of TF32, which keeps FP32's precision and no flag turns off: torch's
-memory-efficient attention (OpMultiplyAddFastF32 of CUTLASS)."""
 
 
 _TF32_BASELINE = Entry(
@@ -71,11 +67,12 @@ def tf32_baseline(run: Run) -> list[Finding]:
         longest = tf32.iloc[int(tf32["total_us"].to_numpy().argmax())]
         share = float(tf32["total_us"].sum() / rows["total_us"].sum())
         where = str(longest["module"]) or str(longest["name"])
+        many = others(tf32, "module" if longest["module"] else "name")
         title = f"{100 * share:.0f} % of the kernel time of this FP32 run is in TF32 kernels"
         severity: Severity = "warning"
         if recipe(run) is None:  # a trace does not record the recipe: TF32 may be intended
-            others = rows[is_matrix(rows) & rows["precision"].isin(["fp32", "fp16", "bf16"])]
-            if min(share, float(others["total_us"].sum() / rows["total_us"].sum())) < MIN_REPORTED_FRAC:
+            rest = rows[is_matrix(rows) & rows["precision"].isin(["fp32", "fp16", "bf16"])]
+            if min(share, float(rest["total_us"].sum() / rows["total_us"].sum())) < MIN_REPORTED_FRAC:
                 return []
             if tf32["total_us"].sum() < MIN_TF32_FRAC * window_rows(run)["wall_us"].sum():
                 return []
@@ -83,7 +80,7 @@ def tf32_baseline(run: Run) -> list[Finding]:
                 f"{100 * share:.0f} % of the kernel time is in TF32 kernels, so this is not a pure FP32 baseline",
                 "info",
             )
-        unit = "share of kernel time"
+        unit = f"share of kernel time{f', with {many} others' if many > 1 else ', with 1 other' if many else ''}"
         finding = make_finding("tf32-baseline", title, where, value=share, limit=0.0, unit=unit, severity=severity)
         return [finding if severity == "warning" else replace(finding, snippet=_tf32_switches(tf32))]
     flags = facts(run.head.environment, "flags")

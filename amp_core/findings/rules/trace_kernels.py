@@ -12,6 +12,7 @@ from amp_core.analysis.performance.compiled import (
     replays_unfused_graphs,
 )
 from amp_core.analysis.performance.fp64_savings import fp64_rows
+from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.growing_joins import MIN_GROWING_FRAC, growing_joins
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows, without_ranges
@@ -60,7 +61,8 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
     if saving.lone_us and saving.fused_us < MIN_SAVED_FRAC * saving.step_us:
         return [saving_finding(run, saving, Remedy(f"{_WIDER} {_LONE_CASTS}", _OF_ITS_TYPE))]
     remedy = _of_fewer_passes(run, saving)
-    parts = (remedy.advice, _fp64(run), _added_gradients(run), _growing(run), _LONE_CASTS if saving.lone_us else "")
+    lone = _LONE_CASTS if saving.lone_us else ""
+    parts = (remedy.advice, _fp64(run), _added_gradients(run), _growing(run), _unvectorized(run), lone)
     return [saving_finding(run, saving, replace(remedy, advice=" ".join(filter(None, parts))))]
 
 
@@ -90,6 +92,27 @@ def _growing(run: Run) -> str:
     )
 
 
+def _unvectorized(run: Run) -> str:
+    """That layer norms run in two kernels since their rows bar the vectorized one, as a sentence, if the first of them,
+    which sums each row, takes much of the step and no size tells otherwise; else empty."""
+    savings, rows = possible_savings(run), kernel_rows(run)
+    norms = rows[rows["name"].str.contains(_OF_LAYER_NORM)]
+    moments = norms[norms["name"].str.contains(_MOMENTS, regex=False)]
+    us, whole_us = float(moments["total_us"].sum()), float(window_rows(run)["wall_us"].sum())
+    lengths = [shapes[0][-1] for text in moments["in_shapes"].unique() if (shapes := tensor_shapes(text)) and shapes[0]]
+    is_even = bool(lengths) and all(length % VECTOR_ELEMENTS == 0 for length in lengths)
+    if savings is None or us < MIN_ADDED_FRAC * whole_us or len(norms) == len(moments) or is_even:
+        return ""
+    return (
+        f"{100 * us / whole_us:.0f} % of the {savings.unit} is in the first of two kernels of each layer norm: from "
+        f"PyTorch 1.11 on one vectorized kernel does both where the last dimension is a multiple of {VECTOR_ELEMENTS}."
+    )
+
+
+_MOMENTS, _OF_LAYER_NORM = "RowwiseMomentsCUDAKernel", "RowwiseMomentsCUDAKernel|LayerNormForwardCUDAKernel"
+"""torch's kernels for layer norm where it is not vectorized; group norm has the first of them, too."""
+VECTOR_ELEMENTS = 4
+"""Elements of a row that torch's vectorized layer norm loads at a time (`layer_norm_kernel.cu`)."""
 _ADDS, MIN_ADDED_FRAC = ("aten::add_", "aten::add"), 0.02
 """Operators by which a gradient is added to one that exists, and share of the step from which that is told."""
 
