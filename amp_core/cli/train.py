@@ -16,6 +16,7 @@ from amp_core.schema import RunError
 from amp_core.settings.catalog import EMULATED
 from amp_core.settings.training import TrainConfig
 from amp_core.store.claim import already_used
+from amp_core.train.engine.importing import collecting_later
 from amp_core.train.engine.resume import recorded_settings
 from amp_core.train.engine.stopping import stop_on_signals
 
@@ -79,8 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"ampscope: {reason}", file=sys.stderr)
         return code
     with stop_on_signals() as stop:  # before torch is imported, which takes seconds
-        from amp_core.train.engine.progress import Progress
-        from amp_core.train.engine.training import train
+        with collecting_later():
+            from amp_core.train.engine.progress import Progress
+            from amp_core.train.engine.training import train
 
         if "TORCHELASTIC_RUN_ID" in os.environ:
             from amp_core.train.engine.torchrun import torchrun_worker

@@ -12,13 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from amp_core.record.backends import backend_of
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
 from amp_core.store.run import load_run
-from amp_core.train.engine.training import choose_device, train
+from amp_core.train.engine.importing import collecting_later
+
+with collecting_later():
+    import torch
+
+    from amp_core.record.backends import backend_of
+    from amp_core.train.engine.training import choose_device, train
 
 _MESSAGES = (
     "out of memory",

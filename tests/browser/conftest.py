@@ -24,6 +24,7 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--js-flags=--no-opt --no-maglev",  # to optimize the code of a page takes longer than it runs
 )
 PROBES = ("/_stcore/health", "/_stcore/host-config")
 """Streamlit's page looks for its server below each part of the address; those that are not there are 404."""
@@ -146,7 +147,9 @@ class Tabs:
     tabs: list[Tab] = field(default_factory=list)
 
     def __call__(self, theme: str = "light") -> Tab:
-        context = self.browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme=theme)
+        context = self.browser.new_context(  # drawn without a graphics card, moving parts keep a processor busy
+            viewport={"width": 1400, "height": 900}, color_scheme=theme, reduced_motion="reduce"
+        )
         context.set_default_timeout(1000 * DEADLINE_S)
         tab = Tab(context.new_page())
         self.tabs.append(tab)

@@ -30,6 +30,7 @@ import torch
 
 from amp_core import RunError, load_run
 from amp_core.record import watch
+from amp_core.record.stats.measure import compile_ahead
 from amp_core.store import shutdown
 from amp_core.store.resilient_writer import TrainingWriter
 from amp_core.store.writer import RunWriter
@@ -215,6 +216,10 @@ def check(folder: Path, kind: str, end: str, noted: set[int]) -> None:
 def end_all(numbers: Iterable[int]) -> collections.Counter[str]:
     """End the writers with these numbers, each twice; returns the number of each kind."""
     ended: collections.Counter[str] = collections.Counter()
+    # What a watched training imports, two seconds of processor time, its children have from here.
+    model = torch.nn.Linear(2, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    compile_ahead([model.weight.device])
     with tempfile.TemporaryDirectory() as room:
         for number in numbers:
             how, reported = end_one(Path(room), number)

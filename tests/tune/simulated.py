@@ -84,6 +84,7 @@ class _Machine:
         self._slowdown = _slowdown(self._random, load, 2 * budget_s)
         self._process = {name: float(self._random.uniform(0.99, 1.01)) for name in case.step_ms}
         self._trainings = 0
+        self._written: dict[Path, tuple[int, int]] = {}  # training and steps
         self.now = 0.0
 
     def __call__(
@@ -131,6 +132,9 @@ class _Machine:
         loss = np.full(len(ms), np.nan) if name in self._case.broken else loss
         columns = {"step": steps, "loss": loss, "step_ms": np.array(ms), "samples": np.full(len(ms), 16)}
         turns = {"id": f"{self._trainings}", "block_steps": block_steps}
+        if self._written.get(member.folder) == (self._trainings, len(ms)) and member.folder.exists():
+            return  # of a training that ended earlier
+        self._written[member.folder] = self._trainings, len(ms)
         shutil.rmtree(member.folder, ignore_errors=True)
         if member.level == "full":  # the probe run: its tensors are real
             shutil.copytree(_probe(), member.folder)

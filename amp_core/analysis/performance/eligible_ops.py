@@ -127,24 +127,27 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     a kernel is their number.
     """
     matrix = matrix.sort_values("total_us", ascending=False, kind="stable")
-    by_answer = matrix.groupby([*_KEYS, "tensor_core"], sort=False)["total_us"].transform("sum")
-    whole = matrix.groupby(_KEYS, sort=False)["total_us"].transform("sum")
-    main = matrix.assign(us=by_answer).sort_values("us", ascending=False, kind="stable").drop_duplicates(_KEYS)
-    answer = matrix[_KEYS].merge(main[[*_KEYS, "tensor_core"]], on=_KEYS, how="left")["tensor_core"]
-    answer.index = matrix.index
+    # Numbers of operators, windows and answers are grouped many times faster than their texts.
+    operator = matrix.groupby(_KEYS, sort=False).ngroup()
+    window = matrix.groupby(_WINDOW, sort=False, dropna=False).ngroup()
+    by_answer = matrix["total_us"].groupby([operator, matrix["tensor_core"]], sort=False).transform("sum")
+    whole = matrix["total_us"].groupby(operator, sort=False).transform("sum")
+    main = operator[by_answer.sort_values(ascending=False, kind="stable").index].drop_duplicates()
+    answer = operator.map(dict(zip(main, matrix["tensor_core"][main.index], strict=True)))
     matrix = matrix.assign(tensor_core=matrix["tensor_core"].where(by_answer >= MINOR_FRAC * whole, answer))
-    keys = [*_KEYS, "tensor_core"]
-    each = matrix.groupby([*keys, *_WINDOW, "name"], sort=False, dropna=False)["count"].sum()
-    calls = each.groupby(level=[*keys, *_WINDOW], sort=False, dropna=False).max()
-    recorded = matrix.groupby([*keys, *_WINDOW], sort=False, dropna=False)["op_calls"].sum(min_count=1)
+    row = matrix.groupby([operator, "tensor_core"], sort=False).ngroup()
+    each = matrix["count"].groupby([row, window, matrix["name"]], sort=False).sum()
+    calls = each.groupby(level=[0, 1], sort=False).max()
+    recorded = matrix["op_calls"].groupby([row, window], sort=False).sum(min_count=1)
     calls = recorded.where(recorded > 0).fillna(calls)
-    counted = calls.groupby(level=keys, sort=False).sum().rename("calls").reset_index()
-    sums = matrix.groupby(keys, sort=False, as_index=False).agg(
+    sums = matrix.groupby(row, sort=False).agg(
         us=("total_us", "sum"), launches=("count", "sum"), causal=("causal_count", "sum")
     )
-    longest = matrix.drop_duplicates(keys).drop(columns=["total_us", "count", "causal_count"])
-    table = longest.merge(sums, on=keys).merge(counted, on=keys)
-    table["answers"] = table.groupby(_KEYS)["tensor_core"].transform("size")
+    sums["calls"] = calls.groupby(level=0, sort=False).sum()
+    longest = ~row.duplicated()
+    table = matrix[longest].drop(columns=["total_us", "count", "causal_count"]).reset_index(drop=True)
+    table = table.join(sums)  # rows are numbered in this order
+    table["answers"] = operator[longest].groupby(operator).transform("size").to_numpy()
     return table
 
 

@@ -287,8 +287,9 @@ def _typed(frame: pd.DataFrame, texts: tuple[str, ...], numbers: tuple[str, ...]
         return _no_rows(texts, numbers).copy()
     columns: dict[str, pd.Series[str] | pd.Series[float]] = {}
     for name in texts:
-        column = frame[name] if name in frame else pd.Series("", index=frame.index, dtype=object)
-        columns[name] = column.astype(object).where(column.notna(), "").astype(str)
+        column = frame[name] if name in frame else pd.Series("", index=frame.index, dtype=str)
+        is_text = column.dtype == "str"  # from pandas 3 on
+        columns[name] = column.fillna("") if is_text else column.astype(object).where(column.notna(), "").astype(str)
     for name in numbers:
         columns[name] = frame[name].astype(float) if name in frame else pd.Series(np.nan, index=frame.index)
     return pd.DataFrame(columns, index=frame.index)

@@ -9,7 +9,7 @@ module may also be a copy of a part of the model: the target of a critic, the mo
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, ModuleType, NoneType
 from typing import Any
@@ -42,12 +42,11 @@ class Copy:
 
     def tensors(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Its tensors now, by names of the parameters `named`; empty if it is no copy of them."""
-        start = f"{self.part}." if self.part else ""
+        if not self.part:
+            return _tensors(self.holder, named)
+        start = f"{self.part}."
         of_part = {name.removeprefix(start): p for name, p in named.items() if name.startswith(start)}
-        tensors = dict(_tensors(self.holder, of_part))
-        if of_part.keys() <= tensors.keys() and all(_copies(tensors[name], p) for name, p in of_part.items()):
-            return {start + name: tensors[name] for name in of_part}
-        return {}
+        return {start + name: tensor for name, tensor in _tensors(self.holder, of_part).items()}
 
 
 def reachable_copies(named: Mapping[str, torch.Tensor], frame: FrameType | None) -> list[Copy]:
@@ -109,17 +108,31 @@ def _decorated(function: FunctionType) -> FunctionType:
     return _decorated(within) if type(within) is FunctionType and within is not function else function
 
 
-def _tensors(value: Any, named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, Any]]:
+def _tensors(value: Any, named: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The tensors of `value`, by name, if they are copies of `named`; else empty."""
+    tensors: dict[str, Any] = {}
     if issubclass(type(value), torch.nn.Module):
-        for name, parameter in named_parameters(value):
-            yield name.removeprefix("module."), parameter
-        buffers = {_letters(name): buffer for name, buffer in named_buffers(value)}
-        yield from ((name, buffers[key]) for name in named if (key := _letters(name)) in buffers)
+        tensors = _tensors_of_module(value, named)
     elif issubclass(type(value), dict):
-        if next(iter(named)) in value:  # most dictionaries hold nothing of the model
-            yield from ((name, value[name]) for name in named if name in value)
+        first = next(iter(named.items()), None)
+        if first and first[0] in value and _copies(value[first[0]], first[1]):  # most hold nothing of the model
+            tensors = {name: value[name] for name in named if name in value}
     elif type(value) in (list, tuple) and len(value) == len(named):
-        yield from zip(named, value, strict=True)
+        tensors = dict(zip(named, value, strict=True))
+    return tensors if len(tensors) == len(named) and all(_copies(tensors[n], p) for n, p in named.items()) else {}
+
+
+def _tensors_of_module(module: torch.nn.Module, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by the names of `named`; empty for the model itself, which most often is the module."""
+    tensors: dict[str, torch.Tensor] = {}
+    for of_module, parameter in named_parameters(module):
+        name = of_module.removeprefix("module.")
+        if parameter is named.get(name):
+            return {}
+        if name in named:
+            tensors[name] = parameter
+    buffers = {_letters(name): buffer for name, buffer in named_buffers(module)}
+    return tensors | {name: buffers[key] for name in named if buffers and (key := _letters(name)) in buffers}
 
 
 def _letters(name: str) -> str:

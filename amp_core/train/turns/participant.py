@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from amp_core.schema import RunError
 from amp_core.settings.training import TrainConfig
+from amp_core.train.engine.importing import collecting_later
 from amp_core.train.engine.stopping import stop_on_signals
 
 
@@ -73,10 +74,11 @@ def main() -> int:
 
 
 def _train(order: Mapping[str, Any], stop: Callable[[], str | None], replies: TextIO) -> int:
-    import torch
+    with collecting_later():
+        import torch
 
-    from amp_core.record.backends import BACKENDS, forget_peaks
-    from amp_core.train.engine.training import train
+        from amp_core.record.backends import BACKENDS, forget_peaks
+        from amp_core.train.engine.training import train
 
     def synchronize() -> None:
         for backend in BACKENDS.values():
