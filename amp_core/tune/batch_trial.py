@@ -19,6 +19,7 @@ from amp_core.train.engine.importing import collecting_later
 
 with collecting_later():
     import torch
+    import torch._dynamo  # which the first optimizer imports
 
     from amp_core.record.backends import backend_of
     from amp_core.train.engine.training import choose_device, train

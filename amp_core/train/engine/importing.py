@@ -13,8 +13,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Within the context, Python collects no garbage. What is there after the imports is never searched."""
-    collects, imports = gc.isenabled(), "torch._dynamo" not in sys.modules  # which the first optimizer imports
+    """Within the context, Python collects no garbage; what is there after its imports is never searched. For processes
+    of AMPscope's own, which have nothing else yet."""
+    collects, imports = gc.isenabled(), "torch._dynamo" not in sys.modules
     gc.disable()
     try:
         yield

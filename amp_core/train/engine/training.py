@@ -27,7 +27,6 @@ from amp_core.store.run import load_run
 from amp_core.store.urls import Address, located
 from amp_core.train.cpu_layers import prepare_layers
 from amp_core.train.engine import checkpoint
-from amp_core.train.engine.importing import collecting_later
 from amp_core.train.engine.model_changes import changed
 from amp_core.train.engine.processes import Team, joined
 from amp_core.train.engine.progress import Progress
@@ -97,8 +96,7 @@ def train(
         )
         model: Any = team.shared(raw_model, device)
         model = torch.compile(model) if config.compile else model
-        with collecting_later():  # the first optimizer of a process imports torch's compiler
-            optimizer = make_optimizer(config, raw_model)
+        optimizer = make_optimizer(config, raw_model)
         scaler = precision.scaler
         batches = endless(workload, device, precision.input_dtype, team)
         done = 0

@@ -76,6 +76,7 @@ def main() -> int:
 def _train(order: Mapping[str, Any], stop: Callable[[], str | None], replies: TextIO) -> int:
     with collecting_later():
         import torch
+        import torch._dynamo  # which the first optimizer imports
 
         from amp_core.record.backends import BACKENDS, forget_peaks
         from amp_core.train.engine.training import train
