@@ -101,7 +101,7 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     """That no single change saves much, and what takes the time, as sentences. `in_16_bits`: products in 8 would."""
     cost = savings.cost
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
-        is_narrow = of_token(savings.unknown_kernel) in ("fp16", "bf16", *SMALL_TYPES)
+        is_narrow = of_token(savings.unknown_kernel) in ("fp16", "bf16", *SMALL_TYPES) or _is_narrow(run)
         of_16_bits = " is" if is_narrow else " and the savings from 16 bits are"
         return (
             f"The device is busy for {percent(busy_frac(savings))} of the {savings.unit}. "
@@ -168,6 +168,13 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     change = f"in 16 bits, {change}" if in_16_bits else change
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
     return f"{nothing}: {told}.{'' if longest else beside.sentences}{rest}"
+
+
+def _is_narrow(run: Run) -> bool:
+    """Whether all products whose types are known are in 16 or fewer bits, so that others hardly are in more."""
+    rows = kernel_rows(run)
+    types = set(rows["precision"][is_matrix(rows) & (rows["precision"] != "")])
+    return bool(types) and types <= {"fp16", "bf16", *SMALL_TYPES}
 
 
 @dataclass(frozen=True)

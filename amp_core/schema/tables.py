@@ -550,7 +550,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "host_us",
                     "f",
-                    "host time in operators during the window, without waits for the device and calls of 50 µs or more",
+                    "host time in operators during the window, without waits for the device and calls of 50 µs or "
+                    "more; without steps, at least from the first launch to the last, without these",
                 ),
                 _column(
                     "host_kernel",

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.traces import intervals as times
+from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, device_spans, linked_trace, longest_in
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
@@ -148,17 +149,22 @@ def _sync_columns(
 ) -> dict[str, Any]:
     """How long and how often the host waited for the device."""
     waited = trace.waits & (trace.call_start >= window.start) & (trace.call_start < window.end)
-    low, high = window.start, window.end
+    low, high, last = window.start, window.end, -np.inf
     if window.first is None:  # the profiler itself waits before the first launch and after the last work
         inside = selected & np.isfinite(trace.linked.launched_us) & (trace.linked.start_us >= spans.low)
-        low, high = trace.linked.launched_us[inside].min(initial=np.inf), min(high, spans.high)
+        launched = trace.linked.launched_us[inside]
+        low, high, last = launched.min(initial=np.inf), min(high, spans.high), launched.max(initial=-np.inf)
         waited &= (trace.call_end > low) & (trace.call_start < high)
+    # Between launches the host may be in no operator, and needs that time too.
+    held = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
+    held_us = times.total(times.clip(times.union(trace.call_start[held], trace.call_end[held]), low, max(low, last)))
+    launching_us = max(0.0, last - low - held_us)
     us = np.where(waited, trace.call_end - trace.call_start, 0.0)
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
         "last_syncs": float((waited & ~trace.repeated & (trace.call_start > _last_launch(trace))).sum()),
-        "host_us": times.total(times.clip(trace.working, low, high)) if low < high else 0.0,
+        "host_us": max(launching_us, times.total(times.clip(trace.working, low, high))) if low < high else 0.0,
         "sync_op": longest_in(trace, us)[0],
     }
 
