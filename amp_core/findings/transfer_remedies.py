@@ -23,7 +23,7 @@ from amp_core.findings.model import Remedy
 from amp_core.formats import element_bytes
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, size
+from amp_core.text.formatting import join_words, number, size
 from amp_core.traces.operators import is_compiled_code
 
 _OTHER_RANKS = " Waiting for a slower rank looks the same: import the traces of all ranks to compare them."
@@ -93,6 +93,13 @@ class Transfers:
         is_wide = self.dtype in ("float64", "float32") or not (self.dtype or _computes_in_16_bits(self.run))
         return is_wide and self.fewer_bytes_help
 
+    @property
+    def lack_peers(self) -> bool:
+        """Whether the fastest large collective is slower than any between GPUs that read each other's memory."""
+        large = self.rows[self.rows["message_bytes"] >= MIN_LARGE_BYTES]
+        rates = large["message_bytes"] / large["total_us"].where(large["total_us"] > 0) / 1e3
+        return bool(rates.max() < MIN_PEER_GB_PER_S)
+
     @cached_property
     def are_many_small(self) -> bool:
         """Whether there are enough of that kind per step for one to replace several, which are not long each."""
@@ -137,6 +144,9 @@ class Transfers:
         )
 
 
+MIN_LARGE_BYTES, MIN_PEER_GB_PER_S = 2**20, 12.0
+"""Messages bound by their bytes, and a rate that PCIe of the fourth generation exceeds between GPUs that have access to
+each other's memory; GeForce's have none since Ada."""
 MIN_TRANSFER_FRAC = 0.1
 """Share of transfer in exposed communication from which fewer bytes help."""
 MIN_OVERLAP_RATIO = 1 / 3
@@ -171,18 +181,14 @@ def _in_inference(transfers: Transfers) -> Remedy:
     """Advice where a trace has no backward beside which gradients could be reduced."""
     if transfers.of_experts:
         return _exchange(transfers)
-    run = transfers.run
-    fewer = ": fewer, larger collectives" if transfers.are_many_small else ""
-    narrower = ", and 16-bit activations" if transfers.are_wide else ""
-    if transfers.hidden_at_most:
-        return Remedy(
-            f"Shard the model differently{fewer}{narrower}.{transfers.hidden_at_most}{_OTHER_RANKS}",
-            _LINKS if has_all_ranks(run) else RECORD_ALL,
-        )
-    return Remedy(
-        f"Overlap communication with computation, or shard the model differently{fewer}{narrower}.",
-        _ASYNCHRONOUS.get(transfers.name, _ASYNCHRONOUS["all_reduce"]),
-    )
+    run, overlap = transfers.run, "" if transfers.hidden_at_most else "overlap communication with computation"
+    fewer = "make fewer, larger collectives" if transfers.are_many_small else ""
+    narrower = "exchange 16-bit activations" if transfers.are_wide else ""
+    ways = join_words(list(filter(None, (overlap, "shard the model differently", fewer, narrower))), "or")
+    advice = f"{ways[0].upper()}{ways[1:]}."
+    if overlap:
+        return Remedy(advice, _ASYNCHRONOUS.get(transfers.name, _ASYNCHRONOUS["all_reduce"]))
+    return Remedy(f"{advice}{transfers.hidden_at_most}{_OTHER_RANKS}", _LINKS if has_all_ranks(run) else RECORD_ALL)
 
 
 MIN_LARGE_US = 1000.0
@@ -240,7 +246,7 @@ def _functional(transfers: Transfers) -> Remedy | None:
     others."""
     kernels, hidden, narrower = transfers.kernels, transfers.hidden_at_most, transfers.are_wide
     us = float(kernels["total_us"][kernels["top_op"].str.contains(_FUNCTIONAL_OPS)].sum())
-    if us < MIN_FUNCTIONAL_FRAC * float(kernels["total_us"].sum()) or us <= 0:
+    if us < MIN_FUNCTIONAL_FRAC * float(kernels["total_us"].sum()) or us <= 0 or transfers.lack_peers:
         return None
     if hidden and transfers.free_us < MIN_HIDDEN_FRAC * transfers.exposed_us:
         bits = "exchange 16 bits, or " if narrower else ""

@@ -113,8 +113,21 @@ def parts_left_out(
             bounds.append(("wait", ends, low))
     bounds.append(("end", max(high, low), last))
     parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
-    longest = _longest_queued(events, linked)
-    return tuple(replace(part, kernel=longest) if part.kind == "queued" else part for part in parts if part is not None)
+    found_parts = (part for part in parts if part is not None)
+    return tuple(_with_details(part, events, host, linked) for part in found_parts)
+
+
+def _with_details(part: PartLeftOut, events: TraceEvents, host: Host, linked: LinkedWork) -> PartLeftOut:
+    """The part, with what only one of its kind has."""
+    if part.kind == "queued":
+        return replace(part, kernel=_longest_queued(events, linked))
+    return replace(part, later_us=_later_us(host, linked)) if part.kind == "first-batch" else part
+
+
+def _later_us(host: Host, linked: LinkedWork) -> float:
+    """The longest load of a later batch. The last load of a loop finds that none is left, and nothing follows it."""
+    last = float(linked.launched_us[np.isfinite(linked.launched_us)].max(initial=-np.inf))
+    return max((end - start for start, end in sorted(host.marks[DATA])[1:] if end < last), default=0.0)
 
 
 def _longest_queued(events: TraceEvents, linked: LinkedWork) -> str:
@@ -143,8 +156,7 @@ def _part(
         return None
     if kind == "first-batch":
         workers = next((text for text in events.texts if WITH_WORKERS.match(text)), "")
-        later_us = max((end - start for start, end in sorted(host.marks[DATA])[1:]), default=0.0)
-        return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0, later_us)
+        return PartLeftOut(kind, us, us / wall_us, workers, us if workers else 0.0)
     name, name_us = _host_is_in(events, host, kind, span)
     if kind == "end" and is_wait(name):  # the profiler waits for the device when it stops
         return None

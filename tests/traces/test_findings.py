@@ -120,17 +120,26 @@ EXPERTS = (
 )
 
 
-@pytest.mark.parametrize(("kernel", "unknown"), [("my_kernel", True), (f"{EXPERTS}(moe::Params)", False)])
-def test_what_16_bits_would_save_is_not_asked_of_kernels_in_16_bits(tmp_path, kernel, unknown):
+@pytest.mark.parametrize(
+    ("kernel", "product", "unknown"),
+    [
+        ("my_kernel", "my_products", True),
+        ("my_kernel", made.GEMM, False),  # what runs beside it is in 16 bits
+        (f"{EXPERTS}(moe::Params)", made.GEMM, False),
+    ],
+)
+def test_what_16_bits_would_save_is_not_asked_of_kernels_in_16_bits(tmp_path, kernel, product, unknown):
     """Their names are without what they are instantiated with."""
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.kernel(kernel, 10, 300, 2)
-    trace.op("aten::mm", 20, 8, **{"Input type": ["c10::Half"] * 2})
-    trace.kernel(made.GEMM, 310, 690, 22)
+    if not unknown:
+        trace.op("aten::mm", 20, 8, **{"Input type": ["c10::Half"] * 2})
+    trace.kernel(product, 310, 690, 22)
     sentence = first_sentence(run_of(tmp_path, trace))
     assert ("the savings from 16 bits are unknown" in sentence) == unknown
-    assert ("my_kernel, so" if unknown else "moe::run<…>, so the share of GEMM/conv is unknown") in sentence
+    named = product if unknown else "moe::run<…>" if "moe" in kernel else kernel
+    assert f"{named}, so the share of GEMM/conv{' and the savings from 16 bits are' if unknown else ' is'}" in sentence
 
 
 @pytest.mark.parametrize(("idle_us", "beside"), [(100, True), (400, False)])

@@ -181,7 +181,10 @@ def test_a_first_batch_far_longer_than_later_ones_is_the_start_of_its_loader(tmp
     for at in (60_100, 90_000):
         trace.op("aten::mm", at, 15)
         trace.kernel(made.GEMM, at + 20, 9_000, at + 5)
-        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at + 100, later_us, 1)
+        if at < 90_000:
+            trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at + 100, later_us, 1)
+    # The last load finds that no batch is left.
+    trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 90_100, 5_000, 1)
     run = run_of(tmp_path, trace)
     said = "took 60.0 ms (60.6 % of the trace) and is left out: later ones take 0.500 ms at most."
     assert (said in first_sentence(run)) == told

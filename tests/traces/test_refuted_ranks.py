@@ -233,3 +233,19 @@ def test_kernels_beside_one_another_are_not_beside_collectives_and_little_to_ove
     finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
     assert "computes for 0.100 ms per step, so overlap hides at most that of 0.800 ms" in finding.advice
     assert "Overlap communication" not in finding.advice and "async_op" not in finding.snippet
+
+
+@pytest.mark.parametrize(("elements", "told"), [(2**24, True), (2**20, False)])
+def test_asynchronous_tensor_parallelism_is_told_only_of_gpus_that_may_have_access_to_each_other(
+    tmp_path, elements, told
+):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 2000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(GEMM, 10, 900, 2)
+    message = {"Collective name": "allgather", "dtype": "Float", "In msg nelems": elements, "Out msg nelems": elements}
+    trace.op("_c10d_functional::all_gather_into_tensor", 20, 30)
+    trace.op("record_param_comms", 21, 20, **message, **{"Group size": 2, "Process Group Name": "tp"})
+    trace.kernel("ncclDevKernel_AllGather_RING_LL(int)", 910, 1000, 25)
+    finding = finding_of(run_of(tmp_path, trace), "exposed-communication")
+    assert ("_micro_pipeline_tp" in finding.snippet) == told

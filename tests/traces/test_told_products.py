@@ -160,3 +160,15 @@ def test_products_of_a_device_that_is_not_named_are_told_beside_what_their_kerne
     assert f"{100 * share:.1f} % of the peak of a whole MI300X; the device is not named" in sentence
     assert "the kernels are compiled for gfx942" in sentence and "as with rocprofv3" in sentence
     assert ("pad them (M 1024 · N 1032 · K 8192)" in sentence) == pads
+
+
+@pytest.mark.parametrize(("us", "told"), [(200, True), (900, False)])
+def test_memory_bounds_only_products_that_move_their_matrices_at_much_of_its_rate(tmp_path, us, told):
+    """9 rows by weights of 64 MiB, which an A100 with 2,039 GB/s reads in 33 µs; others' reasons are not known."""
+    trace = Made()
+    for n in range(10):
+        trace.op("aten::mm", 10 * n, 8, **{"Input Dims": [[9, 4096], [4096, 32768]], "Input type": ["float"] * 2})
+        trace.kernel(made.SIMT, 200 + (us + 200) * n, us + 200, 10 * n + 2)
+    sentence = first_sentence(run_of(tmp_path, trace, *A100))
+    assert "in FP32; by the data sheet, 16 bits are 2.0 × as fast" in sentence
+    assert ("since memory bounds most of these products" in sentence) == told

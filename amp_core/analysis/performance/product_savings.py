@@ -18,7 +18,7 @@ from amp_core.analysis.performance.blocks import blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.matrix_kinds import MatrixKinds, is_matrix, matrix_kinds
-from amp_core.analysis.performance.roofline import in_16_bits
+from amp_core.analysis.performance.roofline import in_16_bits, rate_frac
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, ProductSaving, longest_name, others
 from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
@@ -91,6 +91,7 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     narrower = "FP16 is" if is_emulated else "16 bits are"
     gain = f"by the data sheet, {narrower} {times}" if rates else f"{narrower} assumed to be {times}"
     memory_bounds = bool(rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us)
+    memory_bounds = memory_bounds and rates is not None and rate_frac(fp32, rates) >= MIN_MEMORY_FRAC
     if memory_bounds:
         gain += ", since memory bounds most of these products"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
@@ -119,6 +120,9 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
 FP32_OF_THREE = r"fmha_cutlass[FB]_f32_"
 """Kernels that compute each product in FP32 as three in TF32, which keeps FP32's precision and no flag turns off:
 torch's memory-efficient attention on Ampere and later (OpMultiplyAddFastF32 of CUTLASS)."""
+MIN_MEMORY_FRAC = 0.4
+"""Share of the memory's rate at which products move their matrices from which that bounds them: otherwise too few
+blocks run, or sizes do not fit."""
 MIN_EMULATED_FRAC = 0.5
 """Share of products of BF16 in FP32's arithmetic from which that is told."""
 MAX_BOUND_FRAC = 0.5

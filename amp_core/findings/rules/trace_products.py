@@ -63,7 +63,9 @@ def fp32_products(run: Run) -> list[Finding]:
         remedy = _without_model(remedy)
     takes_rows = rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)
     if types in _KNOWN_TYPES and takes_rows.any():  # numbers of rows, which 16 bits would change
-        remedy = replace(remedy, snippet=_CAST_INPUT.sub("model(x)", remedy.snippet))
+        images = "model(tokens, x.to(torch.\\1))   # numbers of rows, as tokens, stay"
+        inputs = images if (rows["category"] == "conv").any() else "model(x)"
+        remedy = replace(remedy, snippet=_CAST_INPUT.sub(inputs, remedy.snippet))
     return [saving_finding(run, saving, remedy)]
 
 
@@ -150,7 +152,7 @@ def _in_part(run: Run, remedy: Remedy) -> Remedy:
 
 
 _EMBEDDING = "embedding"
-_CAST_INPUT = re.compile(r"model\(x\.to\(torch\.\w+\)\).*")
+_CAST_INPUT = re.compile(r"model\(x\.to\(torch\.(\w+)\)\).*")
 
 
 _FP16_ALONE = Remedy(
