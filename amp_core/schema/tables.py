@@ -399,6 +399,11 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("idle_graph_us", "f", "part of idle_wait_us that ends with the work of a captured graph"),
                 _column(
+                    "idle_handover_us",
+                    "f",
+                    "part of idle_wait_us between work of two streams, of which one waits for an event of the other",
+                ),
+                _column(
                     "idle_dispatch_us",
                     "f",
                     "part of idle_us, in gaps below 300 µs, in which the host had not launched the next kernel",

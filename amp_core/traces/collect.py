@@ -298,6 +298,8 @@ class _Collector:
 
     def _add_call(self, item: "_Event") -> None:
         self.events.event_records += item.name == EVENT_RECORD
+        if STREAM_WAIT in item.name:
+            self.events.stream_waits.append(item.start)
         if item.duration < LONG_CALL_US and _QUERIES.search(item.name):
             return
         calls = self.events.calls
@@ -414,6 +416,8 @@ BENCHMARK_INPUT, CONVOLUTION_INPUTS = 9, 12
 """Place of it, and the least number of inputs, of `aten::_convolution` (native_functions.yaml)."""
 BATCH_NORM, TRAINING_INPUT, BATCH_NORM_INPUTS = "aten::batch_norm", 5, 9
 """The operator, place of its argument `training`, and number of its inputs (native_functions.yaml)."""
+STREAM_WAIT = "StreamWaitEvent"
+"""In the names of calls after which a stream waits for an event of another."""
 EVENT_RECORD = "cudaEventRecord"
 """The call around each operator where torch measures operators with events instead of recording kernels."""
 METRIC_RANGE = "cuda_profiler_range"

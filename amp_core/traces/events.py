@@ -187,6 +187,8 @@ class TraceEvents:
     """Events of the profiler's overhead, which torch's records with the activity of a device alone."""
     event_records: int = 0
     """Calls that record an event, also short ones."""
+    stream_waits: "array[float]" = field(default_factory=lambda: array("d"))
+    """Start of calls after which a stream waits for an event of another, also short ones."""
     metric_ranges: int = 0
     """Ranges with metrics of CUPTI's, which a profiler writes instead of kernels."""
     named_ranks: int = 0

@@ -128,6 +128,7 @@ def idle_columns(
         "idle_filling_us": filling_us,
         "idle_late_start_us": causes.wait_us - causes.graph_us if alone else 0.0,
         "idle_graph_us": causes.graph_us,
+        "idle_handover_us": _handed_over_us(trace, selected, causes.held),
         "idle_dispatch_us": causes.dispatch_us,
         "idle_elsewhere_us": times.overlap(own_idle, elsewhere),
         "idle_copy_us": _beside_copies_us(trace, selected, spans, late, between_copies),
@@ -196,6 +197,24 @@ def _ends_in(spans: times.Intervals, ends: times.Floats) -> npt.NDArray[np.bool_
     inside = at < len(spans[0])
     inside[inside] = spans[0][at[inside]] < ends[inside]
     return inside
+
+
+def _handed_over_us(trace: LinkedTrace, selected: npt.NDArray[np.bool_], held: times.Intervals) -> float:
+    """Idle time with work queued on another stream than the work before it, between whose launches the host lets one
+    stream wait for an event."""
+    asked = np.sort(np.asarray(trace.events.stream_waits))
+    if not len(asked) or not len(held[0]):
+        return 0.0
+    linked = trace.linked
+    by_end, by_start = (np.argsort(moments[selected], kind="stable") for moments in (linked.end_us, linked.start_us))
+    before = np.searchsorted(linked.end_us[selected][by_end], held[0], side="right") - 1
+    after = np.searchsorted(linked.start_us[selected][by_start], held[1], side="left")
+    known = (before >= 0) & (after < len(by_start))
+    first, then = by_end[before[known]], by_start[after[known]]
+    stream, launched = linked.stream[selected], linked.launched_us[selected]
+    low, high = np.sort(np.stack([launched[first], launched[then]]), axis=0)
+    crosses = (stream[first] != stream[then]) & (np.searchsorted(asked, high) > np.searchsorted(asked, low))
+    return float((held[1] - held[0])[known][crosses].sum())
 
 
 def _is_named(trace: LinkedTrace, pattern: "re.Pattern[str]") -> npt.NDArray[np.bool_]:

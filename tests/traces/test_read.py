@@ -96,6 +96,7 @@ def test_the_window_adds_up(tmp_path, layout):
         "idle_filling_us": 0,
         "idle_late_start_us": 20,
         "idle_graph_us": 0,
+        "idle_handover_us": 0,
         "copies_alone_us": 2 * 40,
         "host_function": None,
         "host_function_us": 0,

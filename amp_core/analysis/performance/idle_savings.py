@@ -83,11 +83,14 @@ MIN_AHEAD_RATIO = 1.25
 def _queued(idle: Idle) -> IdleSaving:
     """What the device is idle with work launched, without what would not end the step sooner."""
     wait_us = idle.wait_us
-    is_unexplained = idle.us("idle_late_start_us") >= wait_us / 2 > 0
+    is_handed_over = idle.us("idle_handover_us") >= wait_us / 2 > 0
+    is_unexplained = idle.us("idle_late_start_us") >= wait_us / 2 > 0 and not is_handed_over
     waits_for_graph, waits_in = idle.us("idle_graph_us") >= wait_us / 2 > 0, ""
     waited_for = ": it waits for another GPU or rank, the host, or the start of a CUDA graph"
     if waits_for_graph:
         waited_for = ": it waits for a captured graph to start"
+    elif is_handed_over:
+        waited_for = ": it waits for an event of another stream, and begins some time after that"
     elif is_unexplained:
         waited_for = ", and nothing in the trace shows what it waits for"
         if idle.us("idle_wait_sync_us") >= wait_us / 2:  # otherwise the host runs ahead of it
@@ -105,6 +108,7 @@ def _queued(idle: Idle) -> IdleSaving:
         "streams",
         is_sure=not is_unexplained,
         waits_for_graph=waits_for_graph,
+        is_handed_over=is_handed_over and not waits_for_graph,
         waits_in=waits_in,
     )
 

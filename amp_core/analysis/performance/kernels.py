@@ -69,6 +69,7 @@ _WINDOW_NUMBERS = (
     "idle_filling_us",
     "idle_late_start_us",
     "idle_graph_us",
+    "idle_handover_us",
     "idle_profiling_us",
     "idle_dispatch_us",
     "idle_elsewhere_us",

@@ -139,6 +139,8 @@ class IdleSaving(Saving):
     """Of the host's waits: what the step gains without those in `where` alone; infinite if not known."""
     waits_for_graph: bool = False
     """Of queued work: whether it mostly waits for a captured graph to start."""
+    is_handed_over: bool = False
+    """Of queued work: whether it mostly waits for an event of another stream."""
     waits_in: str = ""
     """Of queued work: the operator in which the host waits meanwhile; empty if that explains nothing."""
 

@@ -269,6 +269,8 @@ def _of_queued(run: Run, saving: IdleSaving) -> Remedy:
         launches = run.head.config.get("graph_launches")
         again = isinstance(launches, int) and launches >= MIN_GRAPH_LAUNCHES
         return _GRAPH_LATE_AGAIN if again else _GRAPH_LATE
+    if saving.is_handed_over:
+        return _HANDED_OVER
     if not saving.is_sure:
         return _LATE_START
     return _ALL_RANKS_RECORDED if has_all_ranks(run) else guides_remedy(saving)
@@ -301,6 +303,12 @@ _GRAPH_LATE_AGAIN = Remedy(
     "profilers prepare each of its nodes. Time the same steps without the profiler. If the time remains, capture fewer "
     "nodes: small copies and kernels fused, not one by one.",
     _STEP_TIMES,
+)
+_HANDED_OVER = Remedy(
+    "What depends on each other runs on several streams, and each hand-over between these takes longer than the next "
+    "kernel of one stream. Launch it on one stream; of a library's own streams, as for recurrent layers, make fewer, "
+    "longer calls, or capture a graph.",
+    "y = second(first(x))   # both on one stream, without torch.cuda.stream(...) around one of them",
 )
 _LATE_START = Remedy(
     "No stream of the GPU runs in that time, and no graph or host function holds work up, so the trace shows nothing "
