@@ -91,8 +91,7 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     narrower = "FP16 is" if is_emulated else "16 bits are"
     gain = f"by the data sheet, {narrower} {times}" if rates else f"{narrower} assumed to be {times}"
     memory_bounds = bool(rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us)
-    memory_bounds = memory_bounds and rates is not None and rate_frac(fp32, rates) >= MIN_MEMORY_FRAC
-    if memory_bounds:
+    if memory_bounds and rates is not None and rate_frac(fp32, rates) >= MIN_MEMORY_FRAC:
         gain += ", since memory bounds most of these products"
     longest = longest_name(fp32 if slow_us >= tf32_us else tf32, "name")
     wide = pd.concat([fp32, tf32])

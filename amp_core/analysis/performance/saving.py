@@ -202,7 +202,8 @@ class ProductSaving(Saving):
     """What products of matrices save on tensor cores, or at a good share of their rate."""
 
     memory_bounds: bool = False
-    """Of products in FP32 and TF32: whether memory, and not arithmetic, bounds most of them."""
+    """Of products in FP32 and TF32: whether memory, and not arithmetic, bounds most of them at the data sheet's
+    rates."""
     is_emulated: bool = False
     """Of the same: whether most of them are of inputs in BF16, which the tensor cores of the GPU do not take."""
     ideal_us: float = 0.0

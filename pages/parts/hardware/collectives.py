@@ -3,7 +3,8 @@
 import streamlit as st
 
 from amp_core import Run
-from amp_core.analysis.performance.collectives import collective_table, gradient_dtype, rank_waiting, waited_for
+from amp_core.analysis.performance.collectives import collective_table, gradient_dtype
+from amp_core.analysis.performance.rank_waiting import rank_waiting, waited_for
 from pages.parts import loaders, tables, words
 
 COLUMNS = {
