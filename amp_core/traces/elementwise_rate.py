@@ -1,8 +1,8 @@
-"""At which rate long elementwise kernels move memory at most: by their threads, of which each handles 16 bytes of a
-tensor, and on AMD's GPUs 64 (`vectorized_elementwise_kernel` of torch: 4 elements of 32 bits, 8 of 16; 16 in ROCm).
+"""At which rate long elementwise kernels move memory at most: by their threads, of which each handles up to 32 bytes of
+a tensor, and on AMD's GPUs 64 (`vectorized_elementwise_kernel` of torch: 4 or 8 elements of 32 bits, in ROCm 16).
 
 >>> elementwise_rate(events, amd=False)
-ElementwiseRate(us=89200.0, most_bytes=342000000.0, kernel_us=247000.0)
+ElementwiseRate(us=89200.0, most_bytes=684000000.0, kernel_us=247000.0)
 """
 
 import math
@@ -18,7 +18,7 @@ from amp_core.traces.events import TraceEvents
 VECTORIZED = "vectorized_elementwise_kernel"
 MIN_LONG_US = 100.0
 """A shorter kernel of many threads tells less of the rate than of its start."""
-BYTES_OF_THREAD, BYTES_OF_THREAD_ON_AMD, MOST_TENSORS = 16, 64, 3
+BYTES_OF_THREAD, BYTES_OF_THREAD_ON_AMD, MOST_TENSORS = 32, 64, 3
 """Of one tensor by a thread; and two inputs with an output."""
 MAX_THREADS = 2**40
 

@@ -152,7 +152,7 @@ def collective_table(run: Run) -> pd.DataFrame:
     waiting is not known, which is a lower bound (`bound`).
     """
     frame = collective_rows(run)
-    per = 1e3 * _steps(run)
+    per = 1e3 * step_count(run)
     rows = []
     for key, part in frame.groupby(["name", "dtype", "phase", "group"], dropna=False):
         known = part["transfer_us"].notna()
@@ -225,7 +225,7 @@ def gradient_dtype(run: Run) -> str | None:
     return largest if largest is not None and element_bytes(largest) is not None else None
 
 
-def _steps(run: Run) -> float:
+def step_count(run: Run) -> float:
     """Steps of the windows, of all ranks together; windows where no steps are marked. If these cannot be read, the
     steps in which a collective was launched."""
     windows = window_rows(run)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import EQUAL_PARTS, SYNCHRONIZING, _steps, collective_rows
+from amp_core.analysis.performance.collectives import EQUAL_PARTS, SYNCHRONIZING, collective_rows, step_count
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, size
 
@@ -62,7 +62,7 @@ def slow_collectives(run: Run) -> SlowCollectives | None:
                 equal = len(same) if us == fastest[1] else 0
                 longest_us = float(each_us.max())
                 longest = _in_one_host(worst, on) if is_of_host else _beside(worst, on, *fastest, equal=equal)
-    return SlowCollectives(waiting_us / _steps(run), longest) if waiting_us > 0 else None
+    return SlowCollectives(waiting_us / step_count(run), longest) if waiting_us > 0 else None
 
 
 def _beside(slow: "pd.Series[Any]", on: str, bytes_: float, us: float, *, equal: int) -> str:
@@ -135,4 +135,4 @@ def uneven_collectives(run: Run) -> UnevenCollectives | None:
     if alike.max() > MAX_CLUSTER_FRAC * shortest:
         return None
     waiting_us = float((frame["alone_us"] - shortest_us).clip(lower=0.0).sum())
-    return UnevenCollectives(waiting_us / _steps(run), len(us), shortest_us)
+    return UnevenCollectives(waiting_us / step_count(run), len(us), shortest_us)

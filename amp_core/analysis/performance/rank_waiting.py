@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from amp_core.analysis.performance.collectives import KEYS, _steps, clock_offsets, collective_rows
+from amp_core.analysis.performance.collectives import KEYS, clock_offsets, collective_rows, step_count
 from amp_core.analysis.performance.kernels import window_rows
 from amp_core.store.run import Run
 
@@ -103,7 +103,7 @@ def rank_waiting(run: Run) -> pd.DataFrame:
     the same collectives."""
     frame = collective_rows(run)
     frame = frame[frame["last"].notna()]
-    per = 1e3 * _steps(run) / max(1, frame["rank"].nunique())
+    per = 1e3 * step_count(run) / max(1, frame["rank"].nunique())
     waits = frame[frame["rank"] != frame["last"]]
     caused = waits.groupby([waits[key] for key in (*KEYS, "last")], dropna=False)["waiting_us"].min()
     caused_us = caused.groupby(level="last").sum()
