@@ -214,7 +214,12 @@ def _handed_over_us(trace: LinkedTrace, selected: npt.NDArray[np.bool_], held: t
     stream, launched = linked.stream[selected], linked.launched_us[selected]
     low, high = np.sort(np.stack([launched[first], launched[then]]), axis=0)
     crosses = (stream[first] != stream[then]) & (np.searchsorted(asked, high) > np.searchsorted(asked, low))
-    return float((held[1] - held[0])[known][crosses].sum())
+    us = (held[1] - held[0])[known]
+    return float(us[crosses & (us < MAX_HANDOVER_US)].sum())
+
+
+MAX_HANDOVER_US = 100.0
+"""A stream begins its next work sooner after the event that it waits for; what takes longer has another cause."""
 
 
 def _is_named(trace: LinkedTrace, pattern: "re.Pattern[str]") -> npt.NDArray[np.bool_]:

@@ -150,18 +150,19 @@ def test_a_first_call_that_is_a_part_of_the_idle_time_is_not_all_of_it(tmp_path,
     assert says in finding_of(run_of(tmp_path, trace), "host-bound").advice
 
 
-@pytest.mark.parametrize(("stream", "asks", "told"), [(13, True, True), (13, False, False), (7, True, False)])
-def test_a_hand_over_between_streams_is_no_wait_of_unknown_cause(tmp_path, stream, asks, told):
+@pytest.mark.parametrize(("stream", "asks", "gap_us", "told"), [(13, True, 40, True), (13, False, 40, False),
+                                                                (7, True, 40, False), (13, True, 140, False)])  # fmt: skip
+def test_a_hand_over_between_streams_is_no_wait_of_unknown_cause(tmp_path, stream, asks, gap_us, told):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     for n in range(3):
-        at = 300 * n
+        at = (260 + gap_us) * n
         trace.op("aten::gru", 20 * n, 8)
         trace.kernel(made.RELU, at + 100, 200, 20 * n + 2, stream=stream)
         if asks:
             trace.event("call", "cudaStreamWaitEvent", 20 * n + 9, 1, 1, correlation=900 + n)
         trace.op("aten::mm", 20 * n + 10, 8)
-        trace.kernel(made.GEMM, at + 340, 60, 20 * n + 12)
+        trace.kernel(made.GEMM, at + 300 + gap_us, 60, 20 * n + 12)
     finding = finding_of(run_of(tmp_path, trace), "kernel-wait")
     assert ("it waits for an event of another stream" in finding.title) == told
     assert ("each hand-over between these" in finding.advice) == told
