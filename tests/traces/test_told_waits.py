@@ -150,8 +150,10 @@ def test_a_first_call_that_is_a_part_of_the_idle_time_is_not_all_of_it(tmp_path,
     assert says in finding_of(run_of(tmp_path, trace), "host-bound").advice
 
 
-@pytest.mark.parametrize(("stream", "asks", "gap_us", "told"), [(13, True, 40, True), (13, False, 40, False),
-                                                                (7, True, 40, False), (13, True, 140, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stream", "asks", "gap_us", "told"),
+    [(13, True, 40, True), (13, False, 40, False), (7, True, 40, False), (13, True, 140, False)],
+)
 def test_a_hand_over_between_streams_is_no_wait_of_unknown_cause(tmp_path, stream, asks, gap_us, told):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
