@@ -47,18 +47,19 @@ def looking(run: Run) -> Remedy:
 def with_waiting(remedy: Remedy, run: Run, saving: CommunicationSaving, transfer_frac: float) -> Remedy:
     """The remedy of the transfer after the waiting for late ranks; without that where no more than `transfer_frac`, a
     small part, is transfer. It tells `Saving.here`."""
-    transfers = transfer_frac >= MIN_SAVED_FRAC
     advice = (
         f"At least {number(saving.waited_us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')} are waiting for ranks "
         f"that enter the collectives late, which overlap does not shorten: {saving.here}."
     )
     rest_us = saving.saved_us - saving.waited_us
-    if transfers and rest_us >= MIN_SAVED_FRAC * saving.saved_us and not _is_behind_hosts(run, saving, rest_us):
+    is_long = transfer_frac >= MIN_SAVED_FRAC and rest_us >= MIN_SAVED_FRAC * saving.saved_us
+    tells_rest = is_long and not _is_behind_hosts(run, saving, rest_us)
+    if tells_rest:
         advice += f" For the rest: {remedy.advice}"
     late = looking(run).snippet
     if saving.here.startswith("rank "):
         return Remedy(advice, late)
-    return Remedy(advice, remedy.snippet if transfers else late.replace("on the late ranks", "on all ranks"))
+    return Remedy(advice, remedy.snippet if tells_rest else late.replace("on the late ranks", "on all ranks"))
 
 
 def with_missing_ranks(remedy: Remedy, run: Run, saving: CommunicationSaving) -> Remedy:

@@ -357,7 +357,18 @@ def in_tf32(tmp_path, name, beside=None):
 @pytest.mark.parametrize(("beside", "told"), [(None, False), (made.SIMT, True), (made.GEMM, True)])
 def test_tf32_of_a_trace_is_told_beside_another_precision_alone(tmp_path, beside, told):
     findings = diagnose(in_tf32(tmp_path, "tf32", beside))
-    assert [f.severity for f in findings if f.code == "tf32-baseline"] == ["info"] * told
+    found = [f for f in findings if f.code == "tf32-baseline"]
+    assert [f.severity for f in found] == ["info"] * told
+    assert all(f.unit == "share of kernel time" for f in found)
+
+
+def test_tf32_in_several_kernels_is_the_share_of_all_of_them(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for n, name in enumerate((TF32, TF32.replace("128x128x16", "64x64x16"), made.SIMT)):
+        trace.op("aten::mm", 1 + 10 * n, 8, **{"Input type": ["float"] * 2})
+        trace.kernel(name, 40 + 300 * n, 300, 2 + 10 * n)
+    assert finding_of(run_of(tmp_path, trace), "tf32-baseline").unit == "share of kernel time, with 1 other"
 
 
 def test_a_comparison_with_a_trace_in_tf32_says_so(tmp_path):

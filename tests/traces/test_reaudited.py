@@ -48,6 +48,19 @@ def test_copies_are_no_faster_than_the_link_to_the_host(tmp_path, copied_bytes, 
     assert finding.win_ms == pytest.approx(saved_ms, rel=1e-3)
 
 
+@pytest.mark.parametrize(("capability", "gb_per_s"), [((7, 0), 60), ((7, 5), 15), ((8, 0), 30), ((8, 9), 30),
+                                                     ((9, 0), 60), ((12, 0), 60)])  # fmt: skip
+def test_the_link_to_the_host_is_that_of_the_gpus_generation(tmp_path, capability, gb_per_s):
+    """V100 and H100 are also sold with links that are faster than PCIe."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::copy_", 1, 20)
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 10, 9_000, 2, sort="copy")
+    trace.events[-1]["args"]["bytes"] = 30_000_000
+    finding = finding_of(run_of(tmp_path, trace, "NVIDIA GPU", capability), "copies")
+    assert finding.win_ms == pytest.approx(9.0 - 30 / gb_per_s, abs=0.03)
+
+
 def test_a_head_that_was_cut_by_hand_is_left_out(tmp_path, capsys):
     document = made.training()
     text = json.dumps(document)

@@ -223,6 +223,16 @@ def test_numbers_of_rows_are_not_told_to_become_16_bits(tmp_path, op, cast):
     assert ("x.to(torch.float16)" in finding.snippet) == cast and "model(x" in finding.snippet
 
 
+def test_images_beside_tokens_are_told_to_become_16_bits(tmp_path):
+    trace = products()
+    trace.op("aten::embedding", 850, 8)
+    trace.kernel(made.RELU, 860, 20, 852)
+    trace.op("aten::cudnn_convolution", 12, 8, **{"Input type": ["float"] * 2})
+    trace.kernel("void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1>", 882, 40, 14)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "fp32-products"]
+    assert "model(tokens, x.to(torch.float16))" in finding.snippet
+
+
 @pytest.mark.parametrize(("op", "format_"), [("aten::conv1d", False), ("aten::conv2d", True)])
 def test_a_convolution_of_signals_is_not_told_to_take_channels_last(tmp_path, op, format_):
     trace = Made()

@@ -61,8 +61,9 @@ def test_a_collective_that_all_ranks_launched_in_time_waits_for_no_host(tmp_path
     assert ("is idle or waits in collectives" in title) == (make is in_first_launch)
 
 
-@pytest.mark.parametrize(("leaves_us", "told"), [(5, False), (190, True)])
+@pytest.mark.parametrize(("leaves_us", "told"), [(5, False), (60, False), (190, True)])
 def test_overlap_is_advised_on_only_where_a_part_is_transfer(tmp_path, leaves_us, told):
+    """A transfer that is short beside the time that the hosts are late delays nothing that they launch."""
     finding = finding_of(run_of_ranks(tmp_path, *exchanges(leaves_us)), "exposed-communication")
     assert ("For the rest" in finding.advice) == told == ("topo -m" in finding.snippet)
 

@@ -70,3 +70,21 @@ def test_equal_collectives_of_one_host_that_are_all_slow_wait(tmp_path, gpus, us
     title = finding_of(run, "exposed-communication").title
     assert ("GB/s between GPUs of one host" in title) == told
     assert ("waiting for other ranks" in title) == told
+
+
+@pytest.mark.parametrize(("gpus", "told"), [(4, False), (1, True)])
+def test_waits_of_a_host_for_a_device_that_waits_for_ranks_are_none_that_could_be_left_out(tmp_path, gpus, told):
+    """Collectives of 0.5 MiB that take 1.4 ms wait for other ranks where all GPUs are of one host; each step the host
+    waits for one of them, and launches late afterwards."""
+    trace, at = Made(), 100
+    message = {"Collective name": "allreduce", "In msg nelems": 2**18, "Out msg nelems": 2**18, "dtype": "BFloat16"}
+    message |= {"Process Group Name": "tp", "Group size": 4}
+    for n in range(20):
+        trace.kernel(made.GEMM, at, 40, at - 60)
+        collective(trace, at + 40, 1_400, at - 40, **message)
+        trace.op("aten::item", at + 45, 1_400)
+        trace.event("call", "cudaStreamSynchronize", at + 50, 1_391, 1, correlation=5_000 + n)
+        at += 1_740
+    devices = [{"id": n, "name": A100[0], "computeMajor": 8, "computeMinor": 0} for n in range(gpus)]
+    run = run_of(tmp_path, trace, *A100, deviceProperties=devices, distributedInfo={"rank": 0, "world_size": 4})
+    assert ("host-syncs" in {f.code for f in diagnose(run)}) == told

@@ -409,8 +409,8 @@ _OF_ACTIVATIONS = Remedy(
         signal="The dtypes of the operators' inputs, and the names of kernels.",
         threshold=f"{percent(MIN_FP64_FRAC)} of a CPU's operators' time; of a GPU, possible savings of at least 5 % of "
         "the step.",
-        advice="FP32 has half the bytes, and at least twice the rate. Where FP64 is not meant, find what makes tensors "
-        "so: arrays of NumPy are unless told otherwise, and one such input makes results FP64.",
+        advice="FP32 has half the bytes, and on most devices at least twice the rate. Where FP64 is not meant, find "
+        "what makes tensors so: arrays of NumPy are unless told otherwise, and one such input makes results FP64.",
         snippet="x = torch.from_numpy(array).float()   # and dtype=torch.float32 where tensors are made",
         page="step-cost",
     )
