@@ -99,12 +99,13 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 def left_out(table: pd.DataFrame) -> list[str]:
     """The recipes that do not run there, each with its reason."""
     without = table[table["why_not"] != ""]
-    return [f"{row.recipe.upper()} is not forecast for {row.gpu}: {row.why_not}." for row in without.itertuples()]
+    return [f"{row.recipe.upper()} is not forecast for {row.gpu}: {row.why_not}." for row in tables.rows(without)]
 
 
 def changes(pair: Sequence[Run], gpus: tuple[str, ...]) -> pd.DataFrame:
     """The run's forecast step time over that of its baseline, the first of the `pair`."""
-    return step_time_changes(*pair, gpus)
+    base, run = pair
+    return step_time_changes(base, run, gpus)
 
 
 def against_baseline(run: Run, gpus: tuple[str, ...]) -> str:
@@ -118,7 +119,7 @@ def against_baseline(run: Run, gpus: tuple[str, ...]) -> str:
     except RunError as error:
         return f"A forecast against **{name}** is not possible: {words.escape(words.sentence(error))}"
     parts = []
-    for row in rows.itertuples():
+    for row in tables.rows(rows):
         ratio, low, high = (words.number(value, digits=2) for value in (row.ratio, row.low, row.high))
         times = f"{words.number(row.value, 'ms', 2)} instead of {words.number(row.baseline, 'ms', 2)}"
         parts.append(f"{row.gpu} **{ratio} ×** its step time ({low}–{high}; {times})")

@@ -24,12 +24,12 @@ def headline(breakdown: MemoryBreakdown, attempted: int) -> str:
         why = "it has fewer than two steps" if attempted < 2 else "another program wrote it, or an older AMPscope"
         return f"No memory breakdown recorded: {why}."
     if not breakdown.categories_known:
-        named = breakdown.phase in (None, "forward")  # the moment names forward itself
-        place = words.escape(breakdown.moment) + ("" if named else f" in {breakdown.phase}")
+        told = breakdown.phase in (None, "forward")  # the moment names forward itself
+        place = words.escape(breakdown.moment) + ("" if told else f" in {breakdown.phase}")
         peak = words.size(breakdown.total_bytes)
         return f"Peak memory {peak}, {place}. A trace records how much is allocated, not for what."
     largest = breakdown.named.nlargest(2, "bytes")
-    named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in largest.itertuples() if part.bytes)
+    named = " and ".join(f"{part.label} ({words.size(part.bytes)})" for part in tables.rows(largest) if part.bytes)
     if breakdown.on_cpu:
         held = breakdown.named["bytes"].sum()
         return (
@@ -45,7 +45,7 @@ def numbers(breakdown: MemoryBreakdown, phases: pd.DataFrame) -> None:
     column = "tensors_bytes" if on_cpu else "peak_bytes"
     beside = "in tensors" if on_cpu else "allocated"
     drawn = [
-        (f"Peak of {row.phase}", words.size(getattr(row, column)), beside, memory.PHASES) for row in phases.itertuples()
+        (f"Peak of {row.phase}", words.size(getattr(row, column)), beside, memory.PHASES) for row in tables.rows(phases)
     ]
     whole = words.size(breakdown.total_bytes)
     if on_cpu:

@@ -7,6 +7,7 @@ import streamlit as st
 from amp_core.analysis import class_shares, kinds_present, sampled_steps
 from amp_core.views import CLASSES, RANGES
 from pages.parts import address, charts, clicks, empty, head, loaders, words
+from pages.parts.choice import one_of
 from pages.parts.diagnosed import chain
 from pages.parts.numbers import casts, limits, prediction, ranges
 
@@ -29,7 +30,7 @@ with st.container(horizontal=True, vertical_alignment="bottom"):
     address.take("kind", "ranges.kind", address.choice(order), order[0])
     if st.session_state["ranges.kind"] not in order:  # chosen on another run
         st.session_state["ranges.kind"] = order[0]
-    kind = st.segmented_control("Values of", order, required=True, format_func=label_of, key="ranges.kind")
+    kind = one_of("Values of", order, "ranges.kind", format_func=label_of)
     address.keep("kind", "ranges.kind", kind if kind != order[0] else "")
     formats, unscaled = limits.pick("ranges")
 steps = loaders.analysed(sampled_steps, run, kind)

@@ -1,12 +1,14 @@
 """Is this run healthy?"""
 
+from typing import Any
+
 import streamlit as st
 
 from amp_core import Run, diagnose
 from amp_core.analysis import Overview, overview, tensor_core_use
 from amp_core.findings import first_sentence
 from amp_core.hardware.gpus import core_names
-from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES
+from amp_core.views import DEVICE, LOSS, LOSSES, MEMORY, PHASES, View
 from pages.parts import baseline, cards, charts, head, live, loaders, warm_up, words
 from pages.parts.diagnosed import chain
 from pages.parts.hardware import ranks
@@ -36,9 +38,9 @@ def of_profile(run: Run) -> None:
         work = f"{words.number(use.kernel_us / 1000, 'ms')} of kernels{share}. "
     diagnosed = loaders.analysed(diagnose, run)
     planned = run.head.config.get("steps")
-    missing = isinstance(planned, int) and planned > 0 and run.status == "finished"
+    missing = planned if isinstance(planned, int) and planned > 0 and run.status == "finished" else 0
     if missing:
-        st.warning(f"{words.plural(planned, 'step')} were planned and none is here: the run's folder is not complete.")
+        st.warning(f"{words.plural(missing, 'step')} were planned and none is here: the run's folder is not complete.")
     headline = loaders.analysed(first_sentence, run) or (work and f"{work}No training steps were recorded.")
     findings.banner(diagnosed, headline, ended_well=not missing, run=run)
     head.profiled(run)
@@ -64,7 +66,7 @@ def of_training(run: Run, entry: Entry) -> None:
         loss(run, view)
     findings.causes(diagnosed, run)
     cards.show(run, view)
-    over_steps = {shown: shown.frame(run, loaders.analysed) for shown in (PHASES, MEMORY, DEVICE)}
+    over_steps: dict[View[Any], Any] = {shown: shown.frame(run, loaders.analysed) for shown in (PHASES, MEMORY, DEVICE)}
     if view.loss_first is None:  # shown above
         del over_steps[PHASES]
     drawn = [shown for shown, frame in over_steps.items() if not shown.absent(frame)]

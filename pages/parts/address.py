@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import streamlit as st
 
 from pages.parts import words
+from pages.parts.choice import one_of
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def keep(name: str, key: str, text: str) -> None:
 def choose(name: str, label: str, options: Sequence[T], default: T, key: str, **look: Any) -> T:
     """A segmented control whose choice is kept as `name`; `look` holds more of its arguments."""
     take(name, key, lambda text: next((option for option in options if str(option) == text), None), default)
-    chosen: T = st.segmented_control(label, options, required=True, key=key, **look)
+    chosen = one_of(label, options, key, **look)
     keep(name, key, str(chosen) if chosen != default else "")
     return chosen
 

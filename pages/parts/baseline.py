@@ -94,12 +94,12 @@ def differences(shown: Run) -> None:
     entry, bases = bar.baseline(), repeats()
     if entry is None or not bases or shown.steps.empty:
         return
-    changes = loaders.analysed(baseline_changes, [*bases, shown]).set_index("metric")
+    changes = {row["metric"]: row for _, row in loaders.analysed(baseline_changes, [*bases, shown]).iterrows()}
     metrics = BY_PAGE.get(st.session_state.get("address.page", ""), EVERYWHERE)
     texts = [
-        skipped(shown, bases[0]) if metric == "skip_frac" else difference(metric, changes.loc[metric])
+        skipped(shown, bases[0]) if metric == "skip_frac" else difference(metric, changes[metric])
         for metric in metrics
-        if metric in changes.index
+        if metric in changes
     ]
     if texts:
         line = f"Against **{words.escape(entry.name)}**: {' · '.join(texts)}"

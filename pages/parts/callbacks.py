@@ -60,6 +60,11 @@ def do(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
             _held.interruption = interruption
 
 
+def get(key: str, default: object = None) -> Any:
+    """A value of the session state, `default` if it has none."""
+    return do(st.session_state.get, key, default)
+
+
 def put(key: str, value: object) -> None:
     """Set a value of the session state."""
     do(st.session_state.__setitem__, key, value)
@@ -67,7 +72,7 @@ def put(key: str, value: object) -> None:
 
 def toast(text: str, icon: str) -> None:
     """Show a toast at the beginning of the next pass."""
-    put(TOASTS, [*do(st.session_state.get, TOASTS, ()), (text, icon)])
+    put(TOASTS, [*get(TOASTS, ()), (text, icon)])
 
 
 def show_toasts() -> None:

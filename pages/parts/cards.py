@@ -70,7 +70,8 @@ def _scaling(run: Run, view: Overview) -> tuple[Card, Card]:
     """The loss scale and the skipped steps."""
     trace = scale_trace(run)
     octaves = np.log2(trace["loss_scale"].where(trace["loss_scale"] > 0))  # each halving has the same height
-    value, beside, course = "none", "no scaler", sparkline(octaves)
+    value, beside = "none", "no scaler"
+    course: list[float] | None = sparkline(octaves)
     if view.scale.has_scaler:
         moved = view.scale.growths or view.scale.backoffs
         value = words.scale(view.scale.last)
@@ -134,7 +135,8 @@ def pairs() -> list[DeltaGenerator]:
 
 def card(label: str, value: str, beside: str, course: list[float] | None = None, help_: str | None = None) -> None:
     """Draw one card; `beside` is what the value is compared with."""
-    drawn = course is not None and len(course) > 1
+    values = course or []
+    drawn = len(values) > 1
     box = st.container(border=True, height="stretch", gap="xsmall") if drawn else st.container(height="stretch")
     with box:
         st.metric(
@@ -148,7 +150,7 @@ def card(label: str, value: str, beside: str, course: list[float] | None = None,
             help=help_,
         )
         if drawn:
-            st.html(_picture(label, course))
+            st.html(_picture(label, values))
 
 
 def _picture(label: str, course: list[float]) -> str:

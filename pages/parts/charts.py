@@ -12,6 +12,7 @@ from amp_core import Run
 from amp_core.figures.browser import for_browser
 from amp_core.figures.margins import PAGE_PX, legend_px
 from amp_core.figures.style import grow_for_legend
+from amp_core.text.csv_safe import file_name
 from amp_core.views import View
 from pages.parts import loaders, tables
 
@@ -35,7 +36,7 @@ def config(title: str) -> dict[str, Any]:
     """Plotly's settings: the camera button saves the chart under its title, in the format chosen in `Data`."""
     picture = {
         "format": st.session_state.get("charts.picture") or "svg",
-        "filename": tables.file_name(title),
+        "filename": file_name(title),
         "scale": 2,
     }
     return {"displaylogo": False, "modeBarButtonsToRemove": _REMOVED, "toImageButtonOptions": picture}
@@ -66,15 +67,14 @@ def show(figure: go.Figure, key: str, *, clicks: bool = False, half: bool = Fals
         grow_for_legend(record["layout"], less)
     # Streamlit identifies a chart by its content
     record["layout"]["datarevision"] = 0
+    options: dict[str, Any] = {}
     if clicks:
         record["layout"] |= {"clickmode": "event+select", "dragmode": "zoom"}
         options = {"on_select": "rerun", "selection_mode": "points"}
-    else:
-        options = {}
     return st.plotly_chart(_SerializedFigure(record), theme=None, key=key, config=config(title), alt=alt, **options)
 
 
-class _SerializedFigure(go.Figure):
+class _SerializedFigure(go.Figure):  # type: ignore[misc]  # plotly has no types
     """A figure in its serialized form, which plotly does not validate again."""
 
     def __init__(self, record: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def _picked(field: str) -> None:
     elif run == replaced:
         return
     callbacks.put("run", run)
-    callbacks.put("picker.turn", callbacks.do(st.session_state.get, "picker.turn", 0) + 1)
+    callbacks.put("picker.turn", callbacks.get("picker.turn", 0) + 1)
 
 
 @callbacks.uninterrupted
@@ -83,7 +83,7 @@ def mark_deleted(key: str) -> None:
 def choose(key: str) -> None:
     """For callbacks: make `key` the chosen run, under its present name."""
     callbacks.put(RENEWED, True)
-    callbacks.put(STALE, (callbacks.do(st.session_state.get, "picker.address"), None))
+    callbacks.put(STALE, (callbacks.get("picker.address"), None))
     callbacks.put("run", key)
 
 

@@ -11,8 +11,9 @@ the same digits, and the same sign behind them as in the sentences above. Files 
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, cast
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -51,11 +52,17 @@ def count(label: str, *, help_: str | None = None, width: int | None = None, pin
 
 def measured(label: str | None = None, *, help_: str | None = None, width: int | None = None) -> ColumnConfig:
     """A column of measured numbers, to three significant digits with thousands set apart."""
-    return _Measured(st.column_config.NumberColumn(label, help=help_, width=width, format=_COUNT))
+    return cast(ColumnConfig, _Measured(st.column_config.NumberColumn(label, help=help_, width=width, format=_COUNT)))
 
 
 class _Measured(dict[str, Any]):
     """Marks these columns, as distinct from those of counts."""
+
+
+def rows(frame: pd.DataFrame) -> Iterable[Any]:
+    """The rows of `frame`, each with its columns as attributes. Their types are those of the table, which pandas' stubs
+    cannot know: they take each for any scalar."""
+    return frame.itertuples()
 
 
 def _as_written(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
@@ -102,7 +109,8 @@ def show(frame: pd.DataFrame, *, alt: str, **options: Any) -> Any:
     """Show `frame` without its index and remember it; `options` and the result are those of `st.dataframe`."""
     remember(frame, alt)
     shown = _as_written(frame, options.get("column_config") or {})
-    return st.dataframe(shown, alt=alt, **({"placeholder": NONE, "hide_index": True} | options))
+    given: dict[str, Any] = {"placeholder": NONE, "hide_index": True} | options
+    return st.dataframe(shown, alt=alt, **given)
 
 
 def offer() -> None:
@@ -117,7 +125,7 @@ def offer() -> None:
                 st.markdown(title, width="stretch")
                 st.download_button(
                     "CSV",
-                    lambda figure=figure: chart_csv(figure),
+                    partial(chart_csv, figure),
                     f"{file_name(title)}.csv",
                     key=f"charts.csv.{key}",
                     on_click="ignore",
@@ -138,7 +146,7 @@ def offer() -> None:
                 for kind, make in (("CSV", as_csv), ("Parquet", as_parquet)):
                     st.download_button(
                         kind,
-                        lambda make=make, frame=frame: make(frame),
+                        partial(make, frame),
                         f"{file_name(alt)}.{kind.lower()}",
                         key=f"tables.{kind}.{alt}",
                         on_click="ignore",

@@ -8,7 +8,7 @@ escapes.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from amp_core.text.formatting import (
     KIND_LABELS,
@@ -60,7 +60,9 @@ __all__ = [
     "workload",
 ]
 
-STATUS_LOOK: dict[str, tuple[str, str]] = {
+Color = Literal["red", "orange", "blue", "green", "gray"]
+
+STATUS_LOOK: dict[str, tuple[Color, str]] = {
     "running": ("blue", ":material/sync:"),
     "starting": ("blue", ":material/hourglass_top:"),
     "queued": ("gray", ":material/schedule:"),

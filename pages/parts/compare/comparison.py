@@ -7,7 +7,7 @@ import streamlit as st
 
 from amp_core.analysis import Comparison
 from pages.parts import words
-from pages.parts.tables import measured
+from pages.parts.tables import measured, rows
 from pages.parts.tables import show as show_table
 
 RECIPES = {
@@ -117,13 +117,13 @@ def _pinned(names: "pd.Series[str]") -> Any:
 def recipes(frame: pd.DataFrame) -> pd.DataFrame:
     """The recipes as text."""
     shown = frame.assign(
-        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
+        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in rows(frame)],
         memory_mib=frame["memory_peak_bytes"] / 2**20,
         tensor=[words.percent(v) for v in frame["tensor_frac"]],
         skipped=[words.share_of(s, n) for s, n in zip(frame["skips"], frame["steps"], strict=True)],
         speed_verdict=frame["speed_verdict"].replace("reference", "baseline"),
         parity=frame["parity"].replace("reference", "baseline"),
-        loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in frame.itertuples()],
+        loss_change=[change(r.loss_change_frac, r.loss_change_low, r.loss_change_high) for r in rows(frame)],
     )
     shown["tensor"] = shown["tensor"].where(frame["tensor_frac"].notna())
     if frame["loss_change_frac"].isna().all():  # the runs train different tasks
@@ -146,8 +146,8 @@ def _signed(fraction: float) -> str:
 def runs(frame: pd.DataFrame) -> pd.DataFrame:
     """The runs as text."""
     shown = frame.assign(
-        spread=[words.span(r.step_ms_low, r.step_ms_high) for r in frame.itertuples()],
-        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in frame.itertuples()],
+        spread=[words.span(r.step_ms_low, r.step_ms_high) for r in rows(frame)],
+        speed=[words.ratio(r.speed_ratio, r.speed_ratio_low, r.speed_ratio_high) for r in rows(frame)],
         speed_verdict=frame["speed_verdict"].replace("reference", "baseline"),
         memory_mib=frame["memory_peak_bytes"] / 2**20,
         skipped=[words.share_of(s, n) for s, n in zip(frame["skips"], frame["steps"], strict=True)],

@@ -86,7 +86,7 @@ def table(breakdown: MemoryBreakdown) -> pd.DataFrame:
             "Share": share(part.category, part.bytes, part.frac),
             "What it is": part.about,
         }
-        for part in breakdown.parts.itertuples()
+        for part in tables.rows(breakdown.parts)
         if part.bytes != 0
     ]
     return pd.DataFrame(rows, columns=list(TABLE))
@@ -103,7 +103,7 @@ def changes(frame: pd.DataFrame) -> pd.DataFrame:
             "Difference": signed(part.difference_bytes),
             "Why": part.why,
         }
-        for part in frame.itertuples()
+        for part in tables.rows(frame)
         if part.first_bytes or part.bytes
     ]
     return pd.DataFrame(rows, columns=list(CHANGES))

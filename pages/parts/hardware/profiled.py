@@ -30,7 +30,7 @@ def pick(run: Run) -> int | None:
     known = windows.dropna(subset=["step"])
     if len(windows) < 2 or known.empty:
         return None
-    labels = {-1: "all windows"} | {int(w.step): span(w.step, w.steps) for w in known.itertuples()}
+    labels = {-1: "all windows"} | {int(w.step): span(w.step, w.steps) for w in tables.rows(known)}
     key = f"profiled.window.{len(labels) - 1}"
     choice = address.choose("window", "Profiled steps", list(labels), -1, key, format_func=labels.get)
     return None if choice < 0 else choice
@@ -40,7 +40,7 @@ def coverage(run: Run, step: int | None) -> str:
     """Which steps were profiled, and on how many devices."""
     windows = loaders.analysed(profiled_windows, run)
     chosen = windows if step is None else windows[windows["step"] == step]
-    spans = [span(w.step, w.steps) for w in chosen.itertuples()]
+    spans = [span(w.step, w.steps) for w in tables.rows(chosen)]
     where = f" on {words.plural(int(chosen['devices'].max()), 'device')}" if chosen["devices"].max() > 1 else ""
     return f"Profiled: {', '.join(spans[:4])}{' …' if len(spans) > 4 else ''}{where}."
 

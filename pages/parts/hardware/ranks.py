@@ -104,7 +104,7 @@ def scales(run: Run) -> str:
         first = apart[apart["step"] == apart["step"].iloc[0]]
         text = "; ".join(
             f"rank {r.rank} {words.scale(r.loss_scale)}{' (skipped)' if r.skipped else ''}"
-            for r in first.head(8).itertuples()
+            for r in tables.rows(first.head(8))
         )
         steps = words.plural(apart["step"].nunique(), "step")
         at = f"{first['step'].iloc[0]:,}"

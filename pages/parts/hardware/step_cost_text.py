@@ -28,7 +28,7 @@ def headline(cost: StepCost, bound: Amdahl | None) -> str:
     unit = "A step takes" if cost.steps else "The profiled window takes"
     largest = cost.parts.dropna().sort_values("us", ascending=False, kind="stable").iloc[:3]
     # Without the comma of "GEMM/conv, on tensor cores", which would read as the next part of the list.
-    shares = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in largest.itertuples() if p.frac >= 0.01]
+    shares = [f"{words.percent(p.frac)} {p.label.replace(',', '')}" for p in tables.rows(largest) if p.frac >= 0.01]
     sentence = f"{unit} {words.duration(cost.step_us / 1e6)}: {', '.join(shares)}."
     return f"{sentence} {bound.sentence}" if bound else sentence
 

@@ -70,6 +70,6 @@ def shown() -> None:
 
 @callbacks.uninterrupted
 def _keep(message: _Message) -> None:
-    now, kept = time.monotonic(), callbacks.do(st.session_state.get, KEPT, [])
+    now, kept = time.monotonic(), callbacks.get(KEPT, [])
     unseen = [other for other in kept if other.shown_at is None or now - other.shown_at < SEEN_S]
     callbacks.put(KEPT, [*unseen, message])

@@ -93,7 +93,8 @@ def name_of(job: jobs.Job, root: Path | None = None) -> str:
 
 def other_roots() -> dict[str, Path | Address]:
     """The other places in AMPSCOPE_RUNS, by the prefix of their runs' keys: the place's name."""
-    own, listed = runs_dir(), {}
+    own = runs_dir()
+    listed: dict[str, Path | Address] = {}
     for root in _listed_roots():
         if root == own or root in listed.values():
             continue

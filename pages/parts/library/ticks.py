@@ -17,7 +17,8 @@ def table_key() -> str:
 
 def at_first(key: str) -> list[int]:
     """The rows that are ticked when the table with that key is first drawn: the chosen run and those ticked before."""
-    drawn, numbers = st.session_state.get("library.ticks", ("", []))
+    ticks: tuple[str, list[int]] = st.session_state.get("library.ticks", ("", []))
+    drawn, numbers = ticks
     if drawn != key:
         wanted = {st.session_state["run"], *st.session_state.get("library.ticked", [])}
         numbers = [row for row, shown in enumerate(st.session_state["library.shown"]) if shown in wanted]

@@ -36,6 +36,8 @@ class DeletedRun:
 def delete(entry: Entry) -> DeletedRun:
     """Move a run to the trash."""
     current().check_change("delete a run")
+    if not isinstance(entry.path, Path):
+        raise RunError(f"{entry.name} is not stored on this machine; delete it where it is")
     place = entry.key.removeprefix("run/")
     stamp = str(time.time_ns())
     target = run_list.runs_dir() / TRASH / stamp / place

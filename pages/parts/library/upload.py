@@ -112,7 +112,12 @@ def _run(line: Sequence[str], progress: Callable[[str], object]) -> tuple[int | 
         env=os.environ | python_path(),
     )
     expired = threading.Event()
-    timer = threading.Timer(READING_TIMEOUT_S, lambda: (expired.set(), child.kill()))
+
+    def expire() -> None:
+        expired.set()
+        child.kill()
+
+    timer = threading.Timer(READING_TIMEOUT_S, expire)
     timer.start()
     errors = []
     with child:

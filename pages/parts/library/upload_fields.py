@@ -1,5 +1,7 @@
 """The upload field of Library: packed runs, profiler traces, Transformer Engine's logs; their content tells which."""
 
+from typing import Literal
+
 import streamlit as st
 
 from pages.parts import callbacks, picker, words
@@ -35,7 +37,7 @@ def show() -> None:
         st.caption("TensorBoard: `ampscope import-tensorboard LOGDIR --out RUN`")
 
 
-def _field(kind: str, label: str, types: list[str] | None, several: object, help_: str) -> None:
+def _field(kind: str, label: str, types: list[str] | None, several: Literal[True, "directory"], help_: str) -> None:
     key = _key(kind)
     st.file_uploader(
         label, type=types, accept_multiple_files=several, key=key, on_change=_take, args=(kind, key), help=help_
@@ -44,7 +46,7 @@ def _field(kind: str, label: str, types: list[str] | None, several: object, help
 
 def _key(kind: str) -> str:
     """The key of the current upload field for this kind of file."""
-    return f"library.take.{kind}.{callbacks.do(st.session_state.get, _turn(kind), 0)}"
+    return f"library.take.{kind}.{callbacks.get(_turn(kind), 0)}"
 
 
 def _turn(kind: str) -> str:
@@ -55,8 +57,8 @@ def _turn(kind: str) -> str:
 def _take(kind: str, key: str) -> None:
     """Callback of the upload field with that key: import the files, choose the last run, and keep the answer. A file
     that was dropped while another was read comes with that one, in the previous field."""
-    seen = callbacks.do(st.session_state.get, TAKEN, frozenset())
-    files = [file for file in callbacks.do(st.session_state.get, key) or () if file.file_id not in seen]
+    seen = callbacks.get(TAKEN, frozenset())
+    files = [file for file in callbacks.get(key) or () if file.file_id not in seen]
     if not files:
         return
     toast = callbacks.do(st.toast, f"Reading {words.escape(files[0].name)} …", icon=READING)
@@ -76,4 +78,4 @@ def _take(kind: str, key: str) -> None:
         messages.success(f"{sentence}.", taken[-1], f"{sentence} {chosen}.")
     callbacks.put(TAKEN, seen.union(file.file_id for file in files))
     if key == _key(kind):  # an empty field, for this kind alone: the same file may be uploaded again
-        callbacks.put(_turn(kind), callbacks.do(st.session_state.get, _turn(kind), 0) + 1)
+        callbacks.put(_turn(kind), callbacks.get(_turn(kind), 0) + 1)

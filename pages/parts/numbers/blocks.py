@@ -71,7 +71,7 @@ def show() -> None:
     st.markdown(WHY)
     with st.expander("Value by value"):
         tables.show(by_value(block), height=320, alt="The values of the block before and after.")
-    effects = recipe_effects(values, int(block["value"].abs().idxmax()))
+    effects = recipe_effects(values, int(block.index[int(block["value"].abs().argmax())]))
     tables.show(
         table(effects),
         column_config=COLUMNS,

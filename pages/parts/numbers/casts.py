@@ -1,5 +1,8 @@
 """Casts of an FP8, MXFP8 or NVFP4 training as measured: scales, losses, and the layers that were converted."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 
@@ -93,7 +96,7 @@ def scale_spans(run: Run) -> pd.DataFrame:
     frame = casts(run)
     frame = frame[(frame["rank"] == frame["rank"].min()) & frame["scale"].notna()]
     groups = frame.groupby(OPERAND, sort=False, dropna=False, as_index=False)
-    return groups.agg(
+    spans: pd.DataFrame = groups.agg(
         recipe=("recipe", "last"),
         first=("scale", "first"),
         last=("scale", "last"),
@@ -102,9 +105,10 @@ def scale_spans(run: Run) -> pd.DataFrame:
         amax=("amax", "last"),
         scale_age=("scale_age", "max"),
     )
+    return spans
 
 
-def _table(frame: pd.DataFrame, columns: dict[str, object], alt: str) -> None:
+def _table(frame: pd.DataFrame, columns: Mapping[str, Any], alt: str) -> None:
     labels = frame["recipe"].map(lambda name: RECIPES[name].label if name in RECIPES else None)
     shown = frame.assign(recipe=labels, kind=frame["kind"].map(KINDS))
     if "product" in shown:

@@ -66,7 +66,7 @@ def as_text(episodes: pd.DataFrame) -> pd.DataFrame:
             "origin": e.origin or words.NONE,
             "tensors": e.tensors or words.NONE,
         }
-        for e in episodes.itertuples()
+        for e in tables.rows(episodes)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 

@@ -11,7 +11,7 @@ import streamlit as st
 from amp_core import RunError
 from amp_core.analysis.format_lab.myths import FormatMyth
 from amp_core.analysis.format_lab.rounding import Number, Operation, Scaling, parse_number
-from pages.parts import words
+from pages.parts import tables, words
 
 KINDS = {
     "zero": "zero",
@@ -82,13 +82,13 @@ def bit_rows(table: pd.DataFrame) -> str:
     """Sign, exponent and mantissa of each format, one line per format with the fields aligned."""
     widest = max(map(len, table["exponent"]))
     lines = [f"{'':<10} {'±':<3} {'exponent':>{widest}}  mantissa"]
-    lines += [f"{r.label:<10} {r.sign:<3} {r.exponent:>{widest}}  {r.mantissa}" for r in table.itertuples()]
+    lines += [f"{r.label:<10} {r.sign:<3} {r.exponent:>{widest}}  {r.mantissa}" for r in tables.rows(table)]
     return "\n".join(lines)
 
 
 def table(result: pd.DataFrame) -> pd.DataFrame:
     """Stored value, errors and neighbours as text."""
-    rows = list(result.itertuples())
+    rows = list(tables.rows(result))
     return pd.DataFrame(
         {
             "Format": result["label"],

@@ -118,7 +118,7 @@ def against_baseline(run: Run, recipes: tuple[Recipe, ...]) -> None:
     except RunError as error:
         st.caption(f"Errors cannot be compared with {words.escape(base)}: {words.escape(words.sentence(error))}")
         return
-    labels = [f"{row.layer or 'the model'}, {RECIPES[row.format].label}" for row in changes.itertuples()]
+    labels = [f"{row.layer or 'the model'}, {RECIPES[row.format].label}" for row in tables.rows(changes)]
     named = changes.assign(name=labels)
     what = "predicted error"
     st.markdown(baseline.changes_in_words(named, base, "product", what, words.number))
@@ -207,7 +207,7 @@ def measured(run: Run) -> None:
     changes = shown.drop_duplicates(["step", "format"])
     st.markdown(
         "Audits replayed a batch in FP32 with the products of all linear layers on quantized operands. Loss of the "
-        "batch: " + "; ".join(f"{r.format} {r.loss_change:+.3g} at step {r.step:,}" for r in changes.itertuples()) + "."
+        "batch: " + "; ".join(f"{r.format} {r.loss_change:+.3g} at step {r.step:,}" for r in tables.rows(changes)) + "."
     )
     tables.show(shown, column_config=MEASURED, column_order=list(MEASURED), alt="Measured errors of weight gradients.")
     st.caption(

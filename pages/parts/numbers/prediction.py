@@ -96,7 +96,7 @@ def sentence(chosen: pd.DataFrame, kind: str, form: str, power: int) -> str:
     if chosen.empty:
         return f"Nothing can be predicted: no finite nonzero {label} were recorded."
     total = whole_model(chosen).iloc[0]
-    worst = chosen.loc[chosen["underflow_frac"].idxmax()]
+    worst = chosen.nlargest(1, "underflow_frac").iloc[0]
     text = (
         f"Predicted: at {tensor.power_of_two(power)}, {FORMATS[form].label} would turn "
         f"{words.percent(total['underflow_frac'])} of all nonzero {label} to 0, carrying "

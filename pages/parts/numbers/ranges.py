@@ -25,6 +25,7 @@ from amp_core.figures.tensors_over_steps import MAX_CLICKABLE_CELLS
 from amp_core.findings import Origin, measured_underflow
 from amp_core.views import RANGES
 from pages.parts import address, baseline, charts, clicks, empty, loaders, tables, words
+from pages.parts.choice import one_of
 from pages.parts.diagnosed import chain
 from pages.parts.numbers import prediction, tensor
 
@@ -81,14 +82,15 @@ def headline(
     steps a tensor was not finite. `origins`: names of tensors where a fault began, the likeliest first; the others
     only received what began there."""
     label = words.KIND_LABELS[kind].lower()
-    bad = shares["inf_frac"] + shares["nan_frac"]
-    if (bad > 0).any():
-        first = next((name for name in origins if name in set(shares["name"][bad > 0])), None)
-        worst = shares.loc[bad.idxmax()] if first is None else shares[shares["name"] == first].iloc[0]
-        matching = int((bad > 0).sum())
+    bad = shares.assign(bad_frac=shares["inf_frac"] + shares["nan_frac"])
+    bad = bad[bad["bad_frac"] > 0]
+    if len(bad):
+        first = next((name for name in origins if name in set(bad["name"])), None)
+        worst = (bad.nlargest(1, "bad_frac") if first is None else bad[bad["name"] == first]).iloc[0]
+        matching = len(bad)
         most = "; most of all" if first is None else ", first in"
         hold, most = ("holds", ":") if matching == 1 else ("hold", most)
-        frac = float(bad[worst.name])
+        frac = float(worst["bad_frac"])
         where, skipped = when(worst["name"])
         over = " over all sampled steps" if where else ""  # the share at the step itself is larger
         share = f", {words.percent(frac)} of its elements{over}" if frac >= MIN_SHOWN_FRAC else ""
@@ -98,14 +100,14 @@ def headline(
         )
     if shares["subnormal_frac"].isna().all():  # imported from a log with other histograms
         return f"The recorded {label} do not show how many values are subnormal or lost."
-    worst = shares.loc[shares["subnormal_frac"].idxmax()]
+    worst = shares.nlargest(1, "subnormal_frac").iloc[0]
     if worst["subnormal_frac"] > 0:
         began = shares[shares["name"].isin(origins[:1]) & (shares["subnormal_frac"] > 0)]
         if len(began) and began["name"].iloc[0] != worst["name"]:
-            first = began.iloc[0]
+            here = began.iloc[0]
             return (
-                f"All {label} are finite. Underflow begins in {words.escape(first['name'])}, "
-                f"{words.percent(first['subnormal_frac'])} of its elements subnormal; {words.escape(worst['name'])} "
+                f"All {label} are finite. Underflow begins in {words.escape(here['name'])}, "
+                f"{words.percent(here['subnormal_frac'])} of its elements subnormal; {words.escape(worst['name'])} "
                 f"has the most, {words.percent(worst['subnormal_frac'])}."
             )
         return (
@@ -168,12 +170,11 @@ def pick_layers(names: list[str], kind: str) -> tuple[list[str], int]:
         st.session_state[f"ranges.depth.{kind}"] = at_first
     depth = depths[0]
     if len(depths) > 1:
-        depth = st.segmented_control(
+        depth = one_of(
             "Depth of the module tree",
             depths,
-            required=True,
+            f"ranges.depth.{kind}",
             format_func=lambda n: "each tensor" if n == depths[-1] else str(n),
-            key=f"ranges.depth.{kind}",
             help="Deeper modules are summed in one row, whose name ends in `.*`; click it to expand them.",
         )
     address.keep("search", "ranges.search", asked)
@@ -254,7 +255,7 @@ def change_in_words(changes: pd.DataFrame, changed: pd.DataFrame, base: str) -> 
     share = words.number(100 * MIN_SHOWN_FRAC, "%", 1)
     if not len(shown):
         return f"None of {tensors} differs from {base} by more than its noise in {share} of the elements or more."
-    most, flushed = shown.iloc[0], shown.loc[shown["nonzero_change"].idxmin()]
+    most, flushed = shown.iloc[0], shown.nsmallest(1, "nonzero_change").iloc[0]
     text = (
         f"**{len(shown):,} of {tensors} differ{'s' * (len(shown) == 1)} from {base}** by more than its noise, in "
         f"{share} of the elements or more. Largest difference: {words.escape(most['name'])}, where "
@@ -281,7 +282,7 @@ def table(classes: pd.DataFrame, kind: str) -> list[str]:
     """The classes of each tensor in numbers; returns the names of the rows that were just clicked."""
     key = f"ranges.table.{kind}"
     event = tables.show(
-        classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in classes.itertuples()]),
+        classes.assign(exponents=[span(e.exp_low, e.exp_high) for e in tables.rows(classes)]),
         column_config=CLASS_COLUMNS,
         column_order=[column for column in CLASS_COLUMNS if column != "tensors" or (classes["tensors"] > 1).any()],
         key=key,

@@ -6,6 +6,7 @@ from amp_core.analysis.format_lab.rounding import MAX_ADDENDS, accumulated, elem
 from amp_core.figures import accumulation_figure
 from amp_core.formats import FORMATS
 from pages.parts import address, charts, words
+from pages.parts.choice import one_of
 from pages.parts.numbers import formats
 
 SUMS = {
@@ -41,9 +42,7 @@ def show() -> None:
             )
         ]
         a = formats.typed_number(st.text_input("a", key="lab.a", max_chars=60, width=140, persist_state="session"))
-        sign = st.segmented_control(
-            "Operation", ["+", "×"], key="lab.operation", required=True, persist_state="session"
-        )
+        sign = one_of("Operation", ["+", "×"], "lab.operation", persist_state="session")
         b = formats.typed_number(st.text_input("b", key="lab.b", max_chars=60, width=140, persist_state="session"))
         shown = tuple(st.session_state[f"lab.{field}"] for field in FIELDS)
         address.keep("sum", "lab.linked", ",".join(shown) if shown != next(iter(SUMS.values())) else "")

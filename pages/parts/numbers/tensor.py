@@ -17,6 +17,7 @@ from amp_core.analysis.numerics.layers import (
 from amp_core.findings import Origin
 from amp_core.formats import FORMATS
 from pages.parts import address, loaders, tables, words
+from pages.parts.choice import one_of
 from pages.parts.diagnosed import chain
 
 PAGE = "pages/layer_detail.py"
@@ -51,14 +52,8 @@ def pick(run: Run, kinds: Sequence[str], origin: Origin | None = None) -> tuple[
         address.refuse("kind", kind)
     address.set_value("layer.kind", kind if kind in order else order[0])
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        kind = st.segmented_control(
-            "Values of",
-            order,
-            required=True,
-            format_func=words.KIND_LABELS.__getitem__,
-            key="layer.kind",
-            persist_state="session",
-        )
+        label_of = words.KIND_LABELS.__getitem__
+        kind = one_of("Values of", order, "layer.kind", format_func=label_of, persist_state="session")
         names = loaders.analysed(tensor_names, run, kind)
         if new and name and not near(name, names):
             address.refuse("layer", name)

@@ -3,6 +3,8 @@
 costs_and_gains.show(run, view, chain(run))
 """
 
+from collections.abc import Callable
+
 import streamlit as st
 
 from amp_core import Run, RunError
@@ -20,14 +22,13 @@ TITLE = 140
 
 def show(run: Run, view: Overview, diagnosed: Diagnosis) -> None:
     """Draw the three answers, one below the other."""
+    answers: dict[str, Callable[[], object]] = {
+        "Cost": lambda: st.markdown(words.unbroken(" ".join(cost(run, view)))),
+        "Benefit over FP32": lambda: gain(run, view),
+        "What to change": lambda: advise(diagnosed),
+    }
     with st.container(border=True, key="glance"):
-        for number, (title, answer) in enumerate(
-            (
-                ("Cost", lambda: st.markdown(words.unbroken(" ".join(cost(run, view))))),
-                ("Benefit over FP32", lambda: gain(run, view)),
-                ("What to change", lambda: advise(diagnosed)),
-            )
-        ):
+        for number, (title, answer) in enumerate(answers.items()):
             row = st.container(horizontal=True, gap="small")
             row.markdown(f"**{title}**", width=TITLE)  # in pixels: a share of the width would wrap on a narrow page
             with row.container(key=f"answer-{number}"):

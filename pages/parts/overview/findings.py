@@ -21,7 +21,7 @@ from pages.parts import callbacks, loaders, words
 from pages.parts.diagnosed import chain
 from pages.parts.numbers import tensor
 
-SEVERITY_STYLE = {
+SEVERITY_STYLE: dict[str, tuple[words.Color, str]] = {
     "error": ("red", ":material/error:"),
     "warning": ("orange", ":material/warning:"),
     "info": ("blue", ":material/info:"),
@@ -209,7 +209,7 @@ def fix(finding: Finding) -> None:
 def _proof(finding: Finding, run: Run) -> bool:
     """A link to the finding's tensor if it was sampled, else to the page that shows the evidence. Returns whether there
     is one."""
-    address = st.session_state.get("run")
+    address = st.session_state.get("run") or ""
     for kind in ("weight_grad", "output_grad", "activation", "weight"):
         if finding.where in loaders.analysed(tensor_names, run, kind):
             tensor.link(address, kind, finding.where, finding.steps)

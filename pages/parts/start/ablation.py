@@ -51,7 +51,7 @@ def show() -> None:
 @callbacks.uninterrupted
 def begin() -> None:
     """Callback of the button: start the four jobs and choose the first, or keep the refusal."""
-    began = callbacks.do(st.session_state.get, "ablation.began", -DOUBLE_CLICK_S)
+    began = callbacks.get("ablation.began", -DOUBLE_CLICK_S)
     if time.monotonic() < began + DOUBLE_CLICK_S:
         return
     fields.accept()

@@ -85,7 +85,7 @@ def keep(name: str) -> dict[str, Any]:
 
 def state() -> dict[str, Any]:
     """The values of the form's fields."""
-    return {k.removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
+    return {str(k).removeprefix("start."): v for k, v in st.session_state.items() if str(k).startswith("start.")}
 
 
 def own_workload() -> str:
