@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from amp_core.schema import RunError
-from amp_core.traces import lenient_json
+from amp_core.traces import lenient_json, other_files
 
 CHUNK_BYTES = 2**20
 _EVENTS = "traceEvents"
@@ -106,8 +106,8 @@ class TraceStream:
             self._check_end()
             return
         if first != "{":
-            if ".tar" in self.path.suffixes or self.path.suffix == ".tgz":
-                raise RunError(f"{self._name} is an archive; unpack it and give the traces in it")
+            if what := other_files.told(self.path, self._first_bytes):
+                raise RunError(f"{self._name} is {what}")
             raise RunError(f"{self._name} is not a profiler trace: it begins with {first!r}, not with a JSON object")
         self._at += 1
         seen = False
@@ -220,6 +220,7 @@ class TraceStream:
             raise RunError(f"{self._name} is longer than {MAX_BYTES // 2**30} GiB; profile fewer steps at a time")
         self._ended = not data
         if self._decoder is None:
+            self._first_bytes = data[:32]
             self._decoder = codecs.getincrementaldecoder(_encoding(data))("replace")
         self._text = self._text[self._at :] + self._decoder.decode(data, final=self._ended)
         self._at = 0

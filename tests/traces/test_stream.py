@@ -47,7 +47,11 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch):
     [
         (b"", "is cut off"),
         (b"   ", "is cut off"),
-        (b"PK\x03\x04", "it begins with 'P'"),
+        (b"PK\x03\x04", "is a zip archive; unpack it"),
+        (b"\x28\xb5\x2f\xfd....", "is compressed with zstd; unpack it"),
+        (b"SQLite format 3\0....", "is a database, such as Nsight Systems exports; record with torch.profiler"),
+        (b"\x80\x04\x95....", "is a pickle of Python, such as a memory snapshot"),
+        (b"P# text", "it begins with 'P'"),
         (b"# text", "it begins with '#'"),
         (b"{}", "has no list of traceEvents"),
         (b'{"schema": 1, "run_id": "a"}', "has no list of traceEvents"),
@@ -87,6 +91,22 @@ def test_a_file_that_is_not_a_trace_raises_one_sentence(tmp_path, data, text):
     file = tmp_path / "t.json"
     file.write_bytes(data)
     assert text in sentence(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("report.nsys-rep", "a report of Nsight Systems"),
+        ("report.ncu-rep", "a report of Nsight Compute"),
+        ("trace.pftrace", "a binary trace of Perfetto"),
+        ("host.xplane.pb", "a profile of XLA"),
+        ("traces.TAR.xz", "an archive; unpack it"),
+    ],
+)
+def test_files_of_other_tools_are_named(tmp_path, name, what):
+    file = tmp_path / name
+    file.write_bytes(b"\n\x10" + b"\x00" * 40)
+    assert f"trace={name!r} is {what}" in sentence(file)
 
 
 def test_a_path_that_is_not_a_file_raises_one_sentence(tmp_path):
