@@ -117,6 +117,28 @@ def _nothing_to_judge(run: Run) -> str:
     )
 
 
+def _untimed(run: Run) -> str:
+    """That a device's work has no times, and which of device and host took longer; empty for others."""
+    count, device_us, host_us = numbers_of_import(run, "untimed", "count", "device_us", "host_us")
+    if not count:
+        return ""
+    told = (
+        f"The device's {count:,.0f} kernels and copies have no times in the trace (all are 0), so which of them takes "
+        "long cannot be told: record again."
+    )
+    if not device_us:
+        return told
+    ahead = ": the host launches far ahead, and the device is the limit" if device_us >= MIN_AHEAD * host_us else ""
+    return (
+        f"{told} The ranges marked on the device last {number(device_us / 1e3, 'ms')}, the host's operators "
+        f"{number(host_us / 1e3, 'ms')}{ahead}."
+    )
+
+
+MIN_AHEAD = 2.0
+"""How many times as long as the host a device works before it is the limit, whatever it does."""
+
+
 def _misclocked(run: Run) -> str:
     """What is known of a device's work whose times are none of the trace."""
     count, us, span_us, off_us, name_us = numbers_of_import(
@@ -164,6 +186,8 @@ def _first_sentence(run: Run) -> str:
     savings = possible_savings(run)
     if savings is None:
         if "launches_without_kernels" in run.head.config:
+            if untimed := _untimed(run):
+                return untimed
             missing = "kernel" if "timed_op" in run.head.config else "device activity"
             return f"No {missing} was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
         return cpu_sentence(run)

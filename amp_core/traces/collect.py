@@ -165,6 +165,9 @@ class _Collector:
         if start is None or duration is None or duration < 0 or not isinstance(name, str):
             events.invalid += 1
             return
+        if kind in ("work", "call") and start == duration == 0:
+            events.untimed_work += kind == "work"
+            return
         events.converted += isinstance(event["ts"], str) or isinstance(event["dur"], str)
         self._check_size()
         arguments = event.get("args")
@@ -261,6 +264,8 @@ class _Collector:
     def _add_device_mark(self, item: "_Event") -> None:
         process = _process(item.event.get("pid"), self._processes)
         _add_device_step(self.events.device_steps, process, item.name, item.start, item.end)
+        first, last = self.events.device_range
+        self.events.device_range = min(first, item.start), max(last, item.end)
 
     def _add_work(self, item: "_Event") -> None:
         event, arguments, work = item.event, item.arguments, self.events.work

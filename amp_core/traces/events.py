@@ -143,6 +143,10 @@ class TraceEvents:
     """When torch's profiler started and stopped; None where the trace does not tell it, or has several of these."""
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
+    untimed_work: int = 0
+    """Kernels, copies and fills at time 0 and of no length, as where the driver gives the profiler no times."""
+    device_range: tuple[float, float] = (math.inf, -math.inf)
+    """Start of the first range that is marked on the device's clock, and end of the last."""
     invalid: int = 0
     """Events that were left out because their time or duration is not a number of microseconds, or is negative."""
     converted: int = 0
@@ -203,7 +207,7 @@ class TraceEvents:
     def uses_device(self) -> bool:
         """Whether the program used a device, recorded or not."""
         shown = self.launches or self.accelerator_ops or self.device_allocations or self.device_thread_ops
-        return bool(len(self.work) or shown)
+        return bool(len(self.work) or self.untimed_work or shown)
 
     def drop_identifiers(self) -> None:
         """Free the numbers that only linking needs: 60 MB of a trace of a gigabyte."""

@@ -215,7 +215,7 @@ _TOLD = (
 )
 """What is counted, measured or true of a trace as a whole, by its name in `Trace`."""
 _FOUND = (
-    *("captured_calls", "decoding", "peer_links", "misclocked", "sampled", "unequal_products"),
+    *("captured_calls", "decoding", "peer_links", "misclocked", "untimed", "sampled", "unequal_products"),
     *(
         "slow_calls",
         "slow_steps",

@@ -39,6 +39,12 @@ _SCALER = re.compile(r"aten::_amp_(?:foreach_non_finite_check_and_unscale_|updat
 _WORDS = re.compile(
     r"(?:##\s*)?(forward|backward|optimizer)(?:[ _]?(?:pass|step))?(?:\s*##)?$|(DistributedDataParallel)\.forward$"
 )
+LOADING = re.compile(
+    r"(?:##\s*)?(?:data|(?:data|batch)[ _-]?(?:load(?:ing|er)?|fetch(?:ing)?|wait)"
+    r"|(?:load|fetch|get|next|wait[ _-]?for)[ _-]?(?:data|batch)(?:es)?)(?:\s*##)?$",
+    re.IGNORECASE,
+)
+"""Ranges in which programs load their data, by the names that they give them."""
 
 
 @dataclass
@@ -257,7 +263,7 @@ class _NameFacts:
             self.region = BACKWARD
         elif text.startswith("Optimizer.") or _SCALER.match(text):
             self.region = OPTIMIZER
-        elif text.startswith("enumerate(DataLoader)"):
+        elif text.startswith("enumerate(DataLoader)") or LOADING.match(text):
             self.region = DATA
         elif (match := _WORDS.match(text)) is not None:
             self.region = {"backward": BACKWARD, "optimizer": OPTIMIZER}.get(match.group(1), FORWARD)

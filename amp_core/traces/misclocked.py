@@ -36,6 +36,28 @@ class Misclocked:
     name_us: float
 
 
+@dataclass(frozen=True)
+class Untimed:
+    """Work of which the trace tells neither start nor end, as where the driver gives the profiler none."""
+
+    count: int
+    """Kernels, copies and fills."""
+    device_us: float
+    """From the first to the last time on the device's clock of the ranges that are marked there; 0 without one."""
+    host_us: float
+    """From the first to the last operator or range of the host."""
+
+
+def untimed_work(events: TraceEvents) -> Untimed | None:
+    """Such work in a trace that holds no other; None where there is none."""
+    if not events.untimed_work or len(events.work):
+        return None
+    first, last = events.device_range
+    spans = events.spans
+    host_us = max(spans.end) - min(spans.start) if len(spans) else 0.0
+    return Untimed(count=events.untimed_work, device_us=max(0.0, last - first), host_us=host_us)
+
+
 def drop_misclocked(events: TraceEvents) -> Misclocked | None:
     """Remove such work from `events`. A clock of its own for all of the device's work is none of these: then the times
     of the work are right among each other, unless all of it starts at once."""

@@ -65,7 +65,7 @@ from amp_core.traces.loops import operator_loop
 from amp_core.traces.lost_tail import lost_tail_us
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
-from amp_core.traces.misclocked import drop_misclocked
+from amp_core.traces.misclocked import drop_misclocked, untimed_work
 from amp_core.traces.passes import equal_passes, repeated_passes
 from amp_core.traces.peer_links import peer_links
 from amp_core.traces.phases import infer_phases
@@ -222,6 +222,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         thinned=thinned,
         sampled=left,
         misclocked=misclocked,
+        untimed=untimed_work(events) if unrecorded else None,
         metric_ranges=events.metric_ranges,
         legacy_format=LEGACY_PROCESS in events.processes,
         times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,

@@ -28,7 +28,7 @@ from amp_core.traces.left_out import PartLeftOut
 from amp_core.traces.loader_workers import WorkerTimes
 from amp_core.traces.long_views import LongView
 from amp_core.traces.loops import OperatorLoop
-from amp_core.traces.misclocked import Misclocked
+from amp_core.traces.misclocked import Misclocked, Untimed
 from amp_core.traces.passes import Passes
 from amp_core.traces.peer_links import PeerLinks
 from amp_core.traces.recomputation import Recomputation
@@ -130,6 +130,7 @@ class Trace:
     metric_ranges: int = 0
     """Ranges with metrics, which a profiler writes instead of kernels."""
     misclocked: Misclocked | None = None
+    untimed: Untimed | None = None
     """Work that is left out, for its times are none of the trace."""
     unequal_products: UnequalProducts | None = None
     slow_calls: SlowCalls | None = None
@@ -211,12 +212,17 @@ class Trace:
                 f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: they hold {holds}"
             )
         if self.unrecorded:
-            notes.append(f"{self.name}: {self.seen_of_device} but no kernel: device activity was not recorded")
+            notes.append(
+                f"{self.name}: {self.seen_of_device} but no kernel{' with them' * (self.untimed is not None)}: device activity "
+                "was not recorded"
+            )
         return notes
 
     @property
     def seen_of_device(self) -> str:
         """What shows that a device was used whose work is not in the trace."""
+        if self.untimed is not None:
+            return f"{self.untimed.count:,} kernels and copies without times"
         if self.launches:
             return f"{self.launches:,} launches"
         if self.device_thread_ops:

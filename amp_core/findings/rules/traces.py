@@ -60,6 +60,17 @@ def device_not_recorded(run: Run) -> list[Finding]:
     device = str(run.head.config.get("device") or "cuda")
     counts = [run.head.config.get(name) for name in ("accelerator_ops", "device_allocations", "device_thread_ops")]
     operators, allocations, of_threads = (count if isinstance(count, int) else 0 for count in counts)
+    (untimed,) = numbers_of_import(run, "untimed", "count")
+    if untimed > 0:
+        finding = make_finding(
+            "device-not-recorded",
+            f"The device's times ({device}) were not recorded: {untimed:,.0f} kernels and copies start at 0 and take "
+            "no time",
+            device,
+            value=untimed,
+            unit="kernels and copies without times",
+        )
+        return [for_what_runs(run, replace(finding, advice=_UNTIMED.advice, snippet=_UNTIMED.snippet))]
     if launches:
         seen, unit = f"{launches:,} launches", "launch{es} without kernels"
     elif of_threads:
@@ -96,6 +107,14 @@ def device_not_recorded(run: Run) -> list[Finding]:
     return [for_what_runs(run, replace(finding, snippet=entry_snippet))]
 
 
+_UNTIMED = Remedy(
+    "The driver gave the profiler names and sizes of the device's work, but neither starts nor ends, as where PyTorch's "
+    "CUPTI and the driver do not fit together. Record again with a newer driver, or with a PyTorch that is built for "
+    "the driver's version of CUDA.",
+    "nvidia-smi   # the driver, and the newest version of CUDA that it supports\n"
+    'python -c "import torch; print(torch.version.cuda)"',
+)
+"""Advice for work of a device that stands in the trace without times."""
 _METRICS = (
     "The profiler had to measure metrics of CUPTI's (profiler_metrics), for which it runs each kernel again and writes "
     "ranges instead of kernels; the times of the launches are those of the repetitions. Record again without metrics."
