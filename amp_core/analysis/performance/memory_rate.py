@@ -18,12 +18,14 @@ _WIDEST_BYTES = 8
 """Of an element whose type is not known."""
 
 
-def far_below_memory(rows: pd.DataFrame, gb_per_s: float | None) -> "pd.Series[bool]":
-    """Which rows of `kernels` move far less than memory could in that time; False where sizes or the rate are unknown.
+def far_below_memory(rows: pd.DataFrame, gb_per_s: float | None, *, short: bool = False) -> "pd.Series[bool]":
+    """Which rows of `kernels` that are long, or else `short`, move far less than memory could in that time; False where
+    sizes or the rate are unknown.
 
     The bytes are an upper bound: those of all inputs, and of an output as large as they are together by broadcasting.
     """
-    known = rows["in_shapes"].ne("") & (rows["total_us"] >= MIN_LONG_US * rows["count"])
+    is_long = rows["total_us"] >= MIN_LONG_US * rows["count"]
+    known = rows["in_shapes"].ne("") & (is_long != short)
     if gb_per_s is None or not known.any():
         return known & False
     chosen = rows[known]

@@ -144,9 +144,10 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> M
     halves_us, chains_us = FUSED_FRAC * basis.each_us(rest_us), basis.each_us(rest_us * bound["away_frac"])
     is_chained = chains_us > halves_us
     why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
-    are_shortest = 2 * float(bound["total_us"][is_shortest(rows)[bound.index]].sum()) > float(bound["total_us"].sum())
+    starts = is_shortest(rows) | far_below_memory(rows, basis.rates.gb_per_s if basis.rates else None, short=True)
+    are_shortest = 2 * float(bound["total_us"][starts[bound.index]].sum()) > float(bound["total_us"].sum())
     if are_shortest and not is_chained:
-        why = "most are as short as any, so fewer, fused ones take less"
+        why = "most are so short that starting them takes their time, so fewer, fused ones take less"
     if lone_us:
         why += f", and casts between products, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""

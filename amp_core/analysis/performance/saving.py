@@ -221,7 +221,8 @@ class MemorySaving(Saving):
     fused_us: float = math.inf
     """The part of `saved_us` that fusing alone saves."""
     are_shortest: bool = False
-    """Whether most of their time is in kernels as short as any, which starting takes, and not memory."""
+    """Whether most of their time is in kernels as short as any, or in short ones that move hardly anything: starting
+    takes it, and not memory."""
     lone_us: float = 0.0
     """The part in casts between products, which nothing is fused with."""
 

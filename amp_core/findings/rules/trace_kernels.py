@@ -166,7 +166,7 @@ def _is_in_16_bits(run: Run) -> bool:
 
 
 _FEWER_PASSES = "memory-bound, so fewer passes over memory help"
-_FEWER_KERNELS = "mostly as short as any, so starting them takes their time, and fewer ones help"
+_FEWER_KERNELS = "mostly so short that starting them takes their time, so fewer ones help"
 _SMALLER, MIN_HALF_FRAC = ", as do smaller dtypes", 0.9
 _HALF = r"(?i)bfloat16|c10::Half|__half"
 """In the names of types of 16 bits."""
