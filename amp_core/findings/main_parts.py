@@ -7,9 +7,9 @@
 
 import numpy as np
 
-from amp_core.analysis.performance.kernels import kernel_rows
+from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix
-from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.adapters import adapters
 from amp_core.findings.gathered_matrices import gathered_matrices
@@ -35,7 +35,12 @@ def parts_beside(run: Run, savings: Savings, largest: Saving) -> tuple[list[Part
     places = own_parts(run, savings)
     leads = bool(places) and places[0].frac > max(largest.share, places[0].least)
     first, then = (places[:1], places[1:]) if leads else ([], places)
-    candidates = (_unknown_kernel(run, savings, largest), _copies(savings, largest), _products(run, savings, largest))
+    candidates = (
+        _unknown_kernel(run, savings, largest),
+        _own_kernel(run, savings, largest),
+        _copies(savings, largest),
+        _products(run, savings, largest),
+    )
     return [*first, *[part for part in candidates if part is not None][:1]], then
 
 
@@ -60,13 +65,35 @@ def _unknown_kernel(run: Run, savings: Savings, largest: Saving) -> Part | None:
     )
 
 
+def _own_kernel(run: Run, savings: Savings, largest: Saving) -> Part | None:
+    """The longest kernel that is neither torch's nor a product, in steps of which less would be saved."""
+    rows = kernel_rows(run)
+    rows = rows[(rows["category"] == "other") & ~rows["op"].str.startswith("aten::")]
+    us = rows.groupby("name")["total_us"].sum()
+    frac = float(us.max()) / float(window_rows(run)["wall_us"].sum()) if len(us) else 0.0
+    if frac <= MIN_OWN_FRAC or largest.share >= MAX_SMALL_FRAC:
+        return None
+    kernel = str(us.idxmax())
+    return Part(
+        f"One kernel takes {percent(frac)} of the {savings.unit}: {kernel_in_words(kernel)}. It is the program's own "
+        f"or a library's, and nothing that is looked for shortens it: profile it alone{own_profiler(run)}.",
+        frac,
+    )
+
+
+MIN_OWN_FRAC = 0.4
+"""A kernel of the program's own with more of the step than this comes before savings below `MAX_SMALL_FRAC`."""
+
+
 def _unknown(run: Run, savings: Savings) -> str:
     """What is not known of that kernel, and its name."""
     kernel, rows = kernel_in_words(savings.unknown_kernel), kernel_rows(run)
-    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows) & (rows["precision"] != "")]
+    rows = rows[(rows["name"] == savings.unknown_kernel) & is_matrix(rows)]
     if rows.empty:
         return f"cannot be classified by name: {kernel}"
-    precision = str(rows["precision"].iloc[0]).upper()
+    precision = longest_name(rows, "precision").upper()
+    if not precision:
+        return f"multiplies matrices, in which precision and whether on matrix cores is unknown: {kernel}"
     return f"multiplies matrices in {precision}, whether on matrix cores is unknown: {kernel}"
 
 

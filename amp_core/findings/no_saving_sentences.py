@@ -19,7 +19,7 @@ from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
 from amp_core.analysis.performance.product_savings import gain_by_padding
-from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC
+from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
 from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.analysis.performance.step_cost import part_of
@@ -101,6 +101,8 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     """That no single change saves much, and what takes the time, as sentences. `in_16_bits`: products in 8 would."""
     cost = savings.cost
     if savings.unknown_frac > MAX_UNKNOWN_FRAC:
+        if told := _unknown_products(run, savings):
+            return told
         is_narrow = of_token(savings.unknown_kernel) in ("fp16", "bf16", *SMALL_TYPES) or _is_narrow(run)
         of_16_bits = " is" if is_narrow else " and the savings from 16 bits are"
         return (
@@ -168,6 +170,33 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     change = f"in 16 bits, {change}" if in_16_bits else change
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
     return f"{nothing}: {told}.{'' if longest else beside.sentences}{rest}"
+
+
+def _unknown_products(run: Run, savings: Savings) -> str:
+    """That unclassified kernels multiply matrices for most of their time, as their names or operators tell, as
+    sentences; empty where it is less, or where the savings from 16 bits are known."""
+    rows = kernel_rows(run)
+    unknown = rows[rows["tensor_core"] == "unknown"]
+    products, others = unknown[is_matrix(unknown)], unknown[~is_matrix(unknown)]
+    if 2 * float(products["total_us"].sum()) <= float(unknown["total_us"].sum()):
+        return ""
+    whole_us = max(float(window_rows(run)["wall_us"].sum()), MIN_KERNEL_US)
+    kinds = matrix_kinds(products["total_us"], products["category"] == "attention")
+    cores, _ = core_names(savings.cost.device_name)
+    us = products.groupby("name")["total_us"].sum()
+    untold = "neither their precision nor" if products["precision"].fillna("").eq("").any() else "not"
+    beside, its_us = longest_name(others, "name"), others.groupby("name")["total_us"].sum().max()
+    is_told = beside and its_us >= MIN_BESIDE_FRAC * whole_us
+    beside = f" Beside it, {kernel_in_words(beside)} takes {percent(its_us / whole_us)}." if is_told else ""
+    narrow = _is_narrow(run)
+    so = "" if narrow else " If their inputs are FP32, 16 bits may save much of this: how much cannot be told."
+    return (
+        f"The device is busy for {percent(busy_frac(savings))} of the {savings.unit}. {kinds.subject} {kinds.verb} "
+        f"{percent(float(products['total_us'].sum()) / whole_us)} of it in kernels whose names tell {untold} whether "
+        f"they use {cores}, the longest, with {percent(float(us.max()) / whole_us)}, "
+        f"{kernel_in_words(str(us.idxmax()))}."
+        f"{so}{few_blocks(run, savings.unknown_kernel)}{beside}"
+    )
 
 
 def _is_narrow(run: Run) -> bool:

@@ -213,8 +213,8 @@ class Trace:
             )
         if self.unrecorded:
             notes.append(
-                f"{self.name}: {self.seen_of_device} but no kernel{' with them' * (self.untimed is not None)}: device activity "
-                "was not recorded"
+                f"{self.name}: {self.seen_of_device} but no kernel{' with them' * (self.untimed is not None)}: device "
+                "activity was not recorded"
             )
         return notes
 

@@ -32,6 +32,32 @@ def test_a_cpu_that_loads_data_or_runs_no_operator_is_told_so(tmp_path):
     assert "no operator runs for 60.0 % of the 1.50 ms, beside loading data, in which Python" in of_python
 
 
+@pytest.mark.parametrize(
+    ("name", "loads"),
+    [
+        ("data_loading", True),
+        ("## Load Batch ##", True),
+        ("dataloader", True),
+        ("get_batch", True),
+        ("data", True),
+        ("batch", False),  # a pass over one
+        ("data_parallel_forward", False),
+        ("database", False),
+    ],
+)
+def test_ranges_in_which_a_program_loads_its_data_are_loading(tmp_path, name, loads):
+    trace = Made()
+    for number in range(4):
+        at = 1000 * number
+        trace.event("mark", name, at, 700, 1)
+        trace.event("mark", "compute", at + 700, 300, 1)
+        trace.op("aten::addmm", at + 700, 290)
+    told = first_sentence(run_of(tmp_path, trace))
+    assert ("loading data takes 70.0 % of the time" in told) == loads
+    assert "data_loading takes" not in told
+    assert any(f.code == "waiting-for-data" for f in diagnose(run_of(tmp_path / "again", trace))) == loads
+
+
 def test_an_optimizer_that_takes_more_than_any_operator_is_named_first(tmp_path):
     trace = Made()
     trace.op("aten::addmm", 0, 300)

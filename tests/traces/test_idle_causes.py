@@ -485,6 +485,9 @@ def with_ranges(*ranges, functions=()):
         ([("first_sum", 0, 1990), ("second_sum", 1995, 600)], "first_sum"),
         ([("model", 0, 2590), ("first_sum", 0, 1990)], "first_sum"),
         ([("model", 0, 2590)], None),  # all of it: tells nothing
+        ([("model", 0, 2450), ("validation", 2460, 140)], "model"),  # there are others beside it
+        ([("model", 0, 2590), ("layer", 0, 500), ("head", 600, 500)], None),  # the others are within it
+        ([("data_loading", 0, 1990)], None),  # told as loading
         ([(f"layer {n}", 200 * n, 195) for n in range(10)], "layer *"),
         ([("nccl:all_reduce", 0, 1990), ("Optimizer.step#Adam.step", 0, 1990)], None),  # not the program's own
         ([("first_sum", 0, 700)], None),  # a third of it

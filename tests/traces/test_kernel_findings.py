@@ -15,7 +15,7 @@ def test_a_kernel_of_ones_own_with_most_of_the_step_is_named_before_a_smaller_sa
     trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
     trace.kernel("matmul_k", 10, us, 2)
     sentence = first_sentence(run_of(tmp_path, trace))
-    assert ("classified by name: matmul_k. Profile it alone" in sentence) == named
+    assert ("on matrix cores is unknown: matmul_k. Profile it alone" in sentence) == named
     assert "argest possible saving: the GPU is idle for" in sentence
 
 
@@ -305,6 +305,68 @@ def test_shapes_that_were_recorded_are_not_asked_for(tmp_path, recorded, says):
     )
     (finding,) = [f for f in diagnose(run) if f.code == "unknown-kernels"]
     assert says in finding.snippet
+
+
+def test_products_of_an_unknown_type_are_told_as_products(tmp_path):
+    """Kernels that Inductor generates: their names tell the operators, but no types."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for number in range(8):
+        trace.kernel("triton_tem_fused_convolution_view_3", 40 + 120 * number, 90, 2 + 4 * number)
+        trace.kernel("mystery", 130 + 120 * number, 30, 4 + 4 * number)
+    run = run_of(tmp_path, trace)
+    told = first_sentence(run)
+    assert "GEMM/conv takes 72.0 % of it in kernels whose names tell neither their precision nor whether they" in told
+    assert "If their inputs are FP32, 16 bits may save much of this" in told and "mystery takes 24.0 %." in told
+    (finding,) = [f for f in diagnose(run) if f.code == "unknown-kernels"]
+    assert "whose names do not tell whether they use matrix cores" in finding.title
+    assert finding.where == "triton_tem_fused_convolution_view_3"
+
+
+def test_kernels_of_a_registered_operator_are_not_to_be_compiled_around(tmp_path):
+    """torch.compile does not look into the operator that launches them."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    for number in range(6):
+        at = 150 * number
+        trace.op("splat::rasterize", at, 20)
+        for kernel in range(3):
+            trace.op("aten::mul", at + 1 + 6 * kernel, 5)
+            trace.kernel(made.RELU, at + 10 + 30 * kernel, 30, at + 2 + 6 * kernel)
+        trace.kernel("void splat::rasterize_kernel<5u>(float*)", at + 100, 40, at + 19, call_us=1)
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "memory-bound-kernels"]
+    assert "splat::rasterize launches them, an operator of its own" in finding.advice
+    assert "torch.compile(" not in finding.snippet
+
+
+def test_a_long_kernel_of_the_programs_own_is_told_before_small_savings(tmp_path):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+    trace.op("splat::rasterize", 0, 8)
+    trace.kernel("void gsplat::rasterize_to_pixels_3dgs_fwd_kernel<5u>(float*)", 10, 700, 2)
+    for number in range(4):
+        trace.op("aten::mul", 10 + 10 * number, 8)
+        trace.kernel(made.RELU, 710 + 60 * number, 60, 12 + 10 * number)
+    told = first_sentence(run_of(tmp_path, trace))
+    assert told.startswith(
+        "One kernel takes 70.0 % of the step: gsplat::rasterize_to_pixels_3dgs_fwd_kernel<5u>. It is the program's own"
+    )
+    assert "Beside it, the largest possible saving: unfused norms" in told
+
+
+def test_short_kernels_that_move_little_are_started_and_not_bound_by_memory(tmp_path):
+    def advice(name, size):
+        trace = Made()
+        trace.event("mark", "ProfilerStep#3", 0, 1000, 1)
+        shapes = {"Input Dims": [[size], [size]], "Input type": ["float", "float"]}
+        for number in range(100):
+            trace.op(("aten::mul", "aten::add")[number % 2], 9 * number, 2, **shapes)
+            trace.kernel(made.RELU, 9 * number + 5, 6, 9 * number + 0.5, call_us=1)
+        found = [f for f in diagnose(run_of(tmp_path / name, trace)) if f.code == "memory-bound-kernels"]
+        return found[0].advice
+
+    assert "mostly so short that starting them takes their time" in advice("small", 1024)
+    assert "memory-bound, so fewer passes over memory help, as do smaller dtypes" in advice("large", 500_000)
 
 
 def test_layouts_of_images_are_not_advised_on_for_products(tmp_path):

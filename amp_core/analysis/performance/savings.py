@@ -39,6 +39,7 @@ from amp_core.analysis.performance.kernels import (
     window_rows,
 )
 from amp_core.analysis.performance.main_device import of_main
+from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.memory_savings import memory_savings
 from amp_core.analysis.performance.product_savings import product_savings
 from amp_core.analysis.performance.rank_waiting import started_apart
@@ -139,8 +140,12 @@ def _possible_savings(run: Run) -> Savings | None:
     unknown = rows[rows["tensor_core"] == "unknown"]
     unknown_frac = float(unknown["total_us"].sum()) / max(float(rows["total_us"].sum()), MIN_KERNEL_US)
     if unknown_frac > MAX_UNKNOWN_FRAC and not rows["device"].str.startswith(_OTHER_DEVICES).any():
-        what = f"{100 * unknown_frac:.0f} % of kernel time is in kernels that cannot be classified by name"
-        worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, longest_name(unknown, "name")))
+        of_products = float(unknown["total_us"][is_matrix(unknown)].sum())
+        are_products = 2 * of_products > float(unknown["total_us"].sum())
+        named = unknown[is_matrix(unknown)] if are_products else unknown
+        untold = "whose names do not tell whether they use matrix cores" if are_products else _UNTOLD
+        what = f"{100 * unknown_frac:.0f} % of kernel time is in kernels {untold}"
+        worth.append(Saving("unknown-kernels", 0.0, cost.step_us, what, longest_name(named, "name")))
     capture_us = _capture_us(run, windows, basis)
     if capture_us:
         worth, small = [], []
@@ -161,6 +166,7 @@ def _possible_savings(run: Run) -> Savings | None:
     )
 
 
+_UNTOLD = "that cannot be classified by name"
 _OTHER_DEVICES = ("mtia", "hpu", "xpu", "mlu", "npu", "privateuse")
 """Devices whose kernels are not classified by their names."""
 

@@ -172,8 +172,28 @@ _HALF = r"(?i)bfloat16|c10::Half|__half"
 """In the names of types of 16 bits."""
 
 
+def _within_operator(run: Run) -> str:
+    """The operator that no part of torch registers and within which most of these kernels are launched, as
+    `gsplat::rasterization_3dgs`; empty where none is."""
+    rows = kernel_rows(run)
+    rows = rows[rows["category"].isin(["norm", "elementwise", "reduction", "cast", "layout"])]
+    rows = rows[rows["op"].str.startswith("aten::")]
+    us = rows["total_us"][rows["top_op"].str.match(_REGISTERED)].groupby(rows["top_op"]).sum()
+    return str(us.idxmax()) if 2 * float(us.max() if len(us) else 0.0) > float(rows["total_us"].sum()) else ""
+
+
+_REGISTERED = r"(?!aten::|prims?::|c10d|autograd::|torch|inductor::|profiler::)[a-z]\w*::\w+$"
+"""Operators of other libraries, which torch.compile takes as they are; what torch itself registers is none."""
+
+
 def _by_compiling(run: Run, saving: MemorySaving) -> Remedy:
     """Advice on what to compile, by what is compiled already."""
+    if operator := _within_operator(run):
+        return Remedy(
+            f"These kernels are memory-bound, so fewer passes over memory help, as do smaller dtypes. {operator} "
+            "launches them, an operator of its own into which torch.compile does not look: fuse them in its code.",
+            f"torch.ops.{operator.replace('::', '.')}   # or its parts in Python, if there are any, compiled",
+        )
     if saving.where == SOFTMAX and has_attention_in_steps(kernel_rows(run)):
         in_steps = attention_in_steps(run)
         return replace(in_steps, advice=f"{in_steps.advice} For the rest, compile the model.")

@@ -108,9 +108,9 @@ def device_not_recorded(run: Run) -> list[Finding]:
 
 
 _UNTIMED = Remedy(
-    "The driver gave the profiler names and sizes of the device's work, but neither starts nor ends, as where PyTorch's "
-    "CUPTI and the driver do not fit together. Record again with a newer driver, or with a PyTorch that is built for "
-    "the driver's version of CUDA.",
+    "The driver gave the profiler names and sizes of the device's work, but neither starts nor ends, as where "
+    "PyTorch's CUPTI and the driver do not fit together. Record again with a newer driver, or with a PyTorch that is "
+    "built for the driver's version of CUDA.",
     "nvidia-smi   # the driver, and the newest version of CUDA that it supports\n"
     'python -c "import torch; print(torch.version.cuda)"',
 )

@@ -632,7 +632,7 @@ RULES = (
         words="splitK epilogue",
     ),
     _rule(
-        r"(?:im|ex)plicit_convolve_sgemm|precomputed_convolve_sgemm|convolve_common_engine|convolveNd_\w*engine|"
+        r"(?:im|ex)plicit_convolve(?:Nd)?_sgemm|precomputed_convolve(?:Nd)?_sgemm|convolve_common_engine|convolveNd_\w*engine|"
         r"(?:dgrad|wgrad)_(?:alg\d_)?(?:nd_float_)?(?:float_)?engine|(?:conv2d|dgrad2d|wgrad2d)_grouped_direct|reduce_wgrad|"
         r"conv_depthwise|[Dd]epthwise_?[Cc]onv(?!\w*mma)|cudnn::detail::(?:dgrad|wgrad)",
         "no",
