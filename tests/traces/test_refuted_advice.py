@@ -221,6 +221,7 @@ def test_numbers_of_rows_are_not_told_to_become_16_bits(tmp_path, op, cast):
     trace.kernel(made.RELU, 860, 20, 852)
     (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "fp32-products"]
     assert ("x.to(torch.float16)" in finding.snippet) == cast and "model(x" in finding.snippet
+    assert "tokens" not in finding.snippet
 
 
 def test_images_beside_tokens_are_told_to_become_16_bits(tmp_path):

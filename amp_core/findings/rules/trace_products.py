@@ -26,9 +26,10 @@ from amp_core.text.formatting import number, percent
 _AUTOCAST = "with torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = loss_fn(model(x), y)"
 _MATMUL_TF32, _CUDNN_TF32 = (f"torch.backends.{of}.allow_tf32 = True" for of in ("cuda.matmul", "cudnn"))
 _WITH_TF32 = f"{_MATMUL_TF32}\n{_AUTOCAST}"
+_NUMBERS_STAY = "   # numbers of rows, as tokens, stay"
 _IN_BF16 = (
     "model = model.to(torch.bfloat16)\nwith torch.inference_mode():\n"
-    "    y = model(x.to(torch.bfloat16))   # numbers of rows, as tokens, stay"
+    f"    y = model(x.to(torch.bfloat16)){_NUMBERS_STAY}"
 )
 
 
@@ -63,9 +64,11 @@ def fp32_products(run: Run) -> list[Finding]:
         remedy = _without_model(remedy)
     takes_rows = rows["op"].str.contains(_EMBEDDING) | rows["top_op"].str.contains(_EMBEDDING)
     if types in _KNOWN_TYPES and takes_rows.any():  # numbers of rows, which 16 bits would change
-        images = "model(tokens, x.to(torch.\\1))   # numbers of rows, as tokens, stay"
+        images = f"model(tokens, x.to(torch.\\1)){_NUMBERS_STAY}"
         inputs = images if (rows["category"] == "conv").any() else "model(x)"
         remedy = replace(remedy, snippet=_CAST_INPUT.sub(inputs, remedy.snippet))
+    elif (rows["op"] != "").any():
+        remedy = replace(remedy, snippet=remedy.snippet.replace(_NUMBERS_STAY, ""))
     return [saving_finding(run, saving, remedy)]
 
 
