@@ -6,6 +6,7 @@ array([8., 8., 8., 8., 8.])
 
 import math
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +35,8 @@ ACCUMULATES = "AccumulateGrad"
 def fused_away_us(events: TraceEvents, host: Host, linked: LinkedWork) -> Floats:
     """By work: what its chain takes beyond its longest kernel, in proportion to its own time, microseconds; 0 for work
     in no chain. A chain is of kernels of `FUSED_KINDS` that follow one another on a stream, on about as many elements,
-    in one step and between two waits of the host."""
+    in one step and between two waits of the host; a few far shorter ones, which make masks or scalars for it, may lie
+    between them."""
     away = np.zeros(len(linked))
     if not len(events.work):
         return away
@@ -49,13 +51,17 @@ def fused_away_us(events: TraceEvents, host: Host, linked: LinkedWork) -> Floats
     member = fuses[linked.name[order]] & ~_is_apart(events, linked)[order]
     place = np.stack([linked.device[order], linked.stream[order]])
     us, elements = linked.own_us[order], _elements(events, linked)[order]
-    ratio = np.where(np.isnan(_ratio(elements)), _ratio(us), _ratio(elements))  # memory takes as long as bytes are many
+    ratio = _size_ratio(us, elements)
     follows = (place[:, 1:] == place[:, :-1]).all(axis=0) & member[1:] & member[:-1]
     follows &= ratio <= MAX_SIZE_RATIO
     stretch = np.searchsorted(_cuts(events, host), linked.launched_us[order], side="right")
     follows &= stretch[1:] == stretch[:-1]
     chain = np.concatenate([[0], np.cumsum(~follows)])
-    chain = _passes_apart(chain, _kind(events, linked)[order])
+    kind = _kind(events, linked)[order]
+    chain = _passes_apart(chain, kind)
+    reduces = np.array([one == "reduction" for one in kinds], dtype=np.bool_)[linked.name[order]]
+    where = np.unique(np.concatenate([place, stretch[None]]), axis=1, return_inverse=True)[1].reshape(-1)
+    chain = _over_side_inputs(chain, _Kernels(us, elements, kind, where, member, reduces))
     whole_us = np.bincount(chain, us)
     longest_us = np.zeros(len(whole_us))
     np.maximum.at(longest_us, chain, us)
@@ -99,10 +105,79 @@ MIN_PASSES_LENGTH, MAX_PERIOD = 4, 64
 """Kernels of a chain from which it may be passes, and of a pass at most."""
 
 
+@dataclass(frozen=True)
+class _Kernels:
+    """Work in the order of its streams."""
+
+    us: Floats
+    elements: Floats
+    kind: Ints
+    where: Ints
+    """A number of its stream and of what lies between two cuts of the host."""
+    member: Bools
+    """Whether compilers fuse it."""
+    reduces: Bools
+
+
+def _over_side_inputs(chain: Ints, work: _Kernels) -> Ints:
+    """The chains, joined where nothing but a few far shorter kernels lies between two, as for a mask or a scalar that
+    the second one reads. These stay chains of their own. After a reduction they work on what is left of the values, so
+    that what follows is another chain; so is what repeats the beginning of the first one, as of a pass."""
+    begins = np.flatnonzero(np.concatenate([[True], chain[1:] != chain[:-1]]))
+    ends = np.append(begins[1:], len(chain))
+    whole_us, shortest_us = np.add.reduceat(work.us, begins), np.minimum.reduceat(work.us, begins)
+    joined = np.arange(len(begins))
+    # Without a chain that is far shorter than the one before it there is nothing to join.
+    is_short = np.concatenate([[False], whole_us[1:] <= MAX_SIDE_FRAC * shortest_us[:-1]])
+    if not (is_short & work.member[begins]).any():
+        return chain
+    where, member = work.where[begins].tolist(), work.member[begins].tolist()
+    first, last, between, between_us, least_us = -1, -1, 0, 0.0, 0.0
+    bounds = zip(begins.tolist(), ends.tolist(), whole_us.tolist(), shortest_us.tolist(), strict=True)
+    for place, (low, high, us, shortest) in enumerate(bounds):
+        if not member[place]:
+            first = -1
+            continue
+        is_open = first >= 0 and where[first] == where[place]
+        if is_open and between_us + us <= MAX_SIDE_FRAC * least_us and between + high - low <= MAX_SIDE_KERNELS:
+            between, between_us = between + high - low, between_us + us
+            continue
+        if (
+            is_open
+            and between
+            and between_us <= MAX_SIDE_FRAC * shortest
+            and not work.reduces[last]
+            and _size_ratio(work.us[[last, low]], work.elements[[last, low]])[0] <= MAX_SIZE_RATIO
+            and not _begins_anew(work.kind[int(begins[first]) : int(ends[first])], work.kind[low:high])
+        ):
+            joined[place], least_us = first, min(least_us, shortest)
+        else:
+            first, least_us = place, shortest
+        last, between, between_us = high - 1, 0, 0.0
+    return np.repeat(joined, ends - begins)
+
+
+def _begins_anew(kind: Ints, then: Ints) -> bool:
+    """Whether some of these kernels, to their last or as many as the earlier ones, are as the earlier ones begin."""
+    starts = np.flatnonzero(then == kind[0]).tolist()
+    return any(np.array_equal(then[at:][: len(kind)], kind[: len(then) - at]) for at in starts)
+
+
+MAX_SIDE_FRAC, MAX_SIDE_KERNELS = 0.05, 4
+"""Time of all kernels between two chains over that of the shortest kernel of these, and how many they are, up to which
+they make no more than masks and scalars."""
+
+
 def _cuts(events: TraceEvents, host: Host) -> Floats:
     """Moments of the host across which nothing is fused: where a step begins, and where it waits for the device."""
     waits = np.asarray(events.calls.start)[waiting_calls(events)]
     return np.sort(np.concatenate([np.array([start for start, _, _ in host.steps], dtype=float), waits]))
+
+
+def _size_ratio(us: Floats, elements: Floats) -> Floats:
+    """By how much each two neighbours differ in elements; by their times, where these are not known: memory takes as
+    long as bytes are many."""
+    return np.where(np.isnan(_ratio(elements)), _ratio(us), _ratio(elements))
 
 
 def _ratio(values: Floats) -> Floats:

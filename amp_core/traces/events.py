@@ -153,6 +153,8 @@ class TraceEvents:
     """Events whose time or duration is a number written as text."""
     launches: int = 0
     """Calls that start work on a device."""
+    unrecorded_from_us: float = math.inf
+    """When the first launch begins from which on no launch has its kernel in the trace."""
     accelerator_ops: int = 0
     """Operators and ranges that an accelerator alone has."""
     device_allocations: int = 0

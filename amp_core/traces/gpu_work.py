@@ -115,7 +115,7 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
     )
 
 
-_GRAPH_LAUNCH = re.compile(r"GraphLaunch|GraphExec|ExecuteGraph")
+_GRAPH_LAUNCH, _WHOLE_GRAPH = re.compile(r"GraphLaunch|GraphExec|ExecuteGraph"), re.compile(r"GraphLaunch|ExecuteGraph")
 
 
 def _calls(work: Work, calls: Calls) -> Ints:
@@ -135,15 +135,69 @@ def _correlation(work: Work) -> Ints:
 def launches_without_work(events: TraceEvents) -> tuple[int, int, bool]:
     """How many launches of kernels lack their kernel in the trace, how many there are, and whether it is the last ones
     that lack it; zeros where kernels name no launch, and with captures of graphs, whose launches run nothing."""
-    matches = np.array([_KERNEL_LAUNCH.search(text) is not None for text in events.texts], dtype=bool)
-    captures = any(_CAPTURE.search(text) for text in events.texts)
-    launches = matches[np.asarray(events.calls.name, dtype=np.int64)]
-    correlation, start = np.asarray(events.calls.correlation)[launches], np.asarray(events.calls.start)[launches]
-    missing = (correlation >= 0) & ~np.isin(correlation, np.asarray(events.work.correlation))
-    if captures or missing.all():
+    start, missing = _kernel_launches(events)
+    if captures_graphs(events) or missing.all():
         return 0, 0, False
     are_last = bool(missing.any() and start[missing].min() > start[~missing].max())
-    return int(missing.sum()), len(correlation), are_last
+    return int(missing.sum()), len(missing), are_last
+
+
+def unrecorded_from_us(events: TraceEvents) -> float:
+    """When the first launch begins from which on no launch has its kernel in the trace; infinity where the last launch
+    has it, and where that is not known (`launches_without_work`)."""
+    start, missing = _kernel_launches(events)
+    if captures_graphs(events) or missing.all():
+        return np.inf
+    return float(start[missing & (start > start[~missing].max())].min(initial=np.inf))
+
+
+def _kernel_launches(events: TraceEvents) -> tuple[Floats, Bools]:
+    """When each launch of a kernel begins, and whether its kernel is missing in the trace."""
+    launches = _named_calls(events, _KERNEL_LAUNCH)
+    correlation, start = np.asarray(events.calls.correlation)[launches], np.asarray(events.calls.start)[launches]
+    return start, (correlation >= 0) & ~np.isin(correlation, np.asarray(events.work.correlation))
+
+
+def may_lack_work(events: TraceEvents, until_us: float) -> bool:
+    """Whether a launch that begins before that time, of a kernel or a captured graph, lacks work in the trace. Where
+    kernels name no launch, whether there are more launches than kernels. Launches within captures run nothing: with
+    these, only what is launched behind the last one counts."""
+    start, missing = _kernel_launches(events)
+    if len(missing) and missing.all():
+        return len(missing) > len(events.work)
+    captured_us = np.asarray(events.calls.start)[_named_calls(events, _CAPTURE)].max(initial=-np.inf)
+    begun = np.concatenate([start[missing & (start > captured_us)], _unfinished_graphs(events)])
+    return bool((begun < until_us).any())
+
+
+def _unfinished_graphs(events: TraceEvents) -> Floats:
+    """When the launches of captured graphs begin that have no work in the trace; and the last one, if no other launch
+    shows that as much work is all of it."""
+    launches = np.flatnonzero(_named_calls(events, _WHOLE_GRAPH))
+    start, correlation = (np.asarray(of_calls)[launches] for of_calls in (events.calls.start, events.calls.correlation))
+    known = correlation >= 0
+    start, correlation = start[known], correlation[known]
+    if not len(start):
+        return start
+    of_work = np.sort(np.asarray(events.work.correlation))
+    count = np.searchsorted(of_work, correlation, side="right") - np.searchsorted(of_work, correlation, side="left")
+    last = int(start.argmax())
+    lacking = count == 0
+    lacking[last] |= not np.isin(count[last], np.delete(count, last))
+    lacks: Floats = start[lacking]
+    return lacks
+
+
+def captures_graphs(events: TraceEvents) -> bool:
+    """Whether the program captures graphs: launches within a capture run nothing."""
+    return any(_CAPTURE.search(text) for text in events.texts)
+
+
+def _named_calls(events: TraceEvents, pattern: "re.Pattern[str]") -> Bools:
+    """Which calls have a name that contains the pattern."""
+    matches = np.array([pattern.search(text) is not None for text in events.texts], dtype=bool)
+    named: Bools = matches[np.asarray(events.calls.name, dtype=np.int64)]
+    return named
 
 
 def launches_block(events: TraceEvents, linked: LinkedWork) -> bool:
@@ -163,7 +217,7 @@ microseconds, and may return after a shorter kernel's end."""
 MIN_WAITED_FRAC = 0.95
 """Share of launches that end after their kernels from which all wait; of a host that runs ahead, hardly any does."""
 _KERNEL_LAUNCH = re.compile(r"^(?:cuda|cu|hip)(?:Module|Ext)?Launch(?:Cooperative)?Kernel")
-_CAPTURE = re.compile(r"BeginCapture")
+_CAPTURE = re.compile(r"(?:Begin|End)Capture")
 
 
 def _blocking_calls(events: TraceEvents, call: Ints, returned: Floats) -> Ints:

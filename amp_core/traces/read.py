@@ -39,7 +39,7 @@ from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.few_operators import few_operators
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import first_sizes
-from amp_core.traces.gpu_work import LinkedWork, launches_block, launches_without_work, link_work
+from amp_core.traces.gpu_work import LinkedWork, launches_block, launches_without_work, link_work, unrecorded_from_us
 from amp_core.traces.graphs import (
     CAPTURES,
     GRAPH_BUILDS,
@@ -139,6 +139,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     drop_steps_without_work(host, linked)
     cut_last_step(events, host)
     without_work = launches_without_work(events)
+    events.unrecorded_from_us = unrecorded_from_us(events)
+    lost_us = lost_tail_us(events, linked) if len(events.work) else 0.0
     thinned, left = _what_is_left(events)
     loop = operator_loop(events, host)
     events.drop_identifiers()
@@ -205,7 +207,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         timed_op=longest_timed_op(events) if unrecorded else None,
         earlier_us=earlier_us,
         queued_us=queued_us,
-        lost_tail_us=lost_tail_us(events, linked) if len(events.work) else 0.0,
+        lost_tail_us=lost_us,
         launch_blocking=len(events.work) > 0 and launches_block(events, linked),
         captures=count_calls(events, CAPTURES),
         graph_launches=count_calls(events, GRAPH_LAUNCHES),

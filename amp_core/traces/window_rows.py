@@ -159,6 +159,7 @@ def _sync_columns(
     held = trace.waits | (trace.call_end - trace.call_start >= LONG_CALL_US)
     held_us = times.total(times.clip(times.union(trace.call_start[held], trace.call_end[held]), low, max(low, last)))
     launching_us = max(0.0, last - low - held_us)
+    high = min(high, trace.events.unrecorded_from_us)  # what it launches from then on is no work of this window
     us = np.where(waited, trace.call_end - trace.call_start, 0.0)
     return {
         "sync_us": float(us.sum()),

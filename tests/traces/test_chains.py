@@ -55,6 +55,55 @@ def test_kernels_apart_are_no_chain(tmp_path, kernels, shapes):
     assert set(away(chain(tmp_path, kernels, shapes=shapes)).values()) == {0.0}
 
 
+SUM = "void at::native::reduce_kernel<128, 4, at::native::ReduceOp<float, at::native::func_wrapper_t<float>>>"
+WHERE = [("aten::gt", made.RELU, 3), ("aten::where", made.RELU, 5)]
+BEFORE = [("aten::div", made.RELU, 990), ("aten::exp", made.RELU, 1000)]
+AFTER = [("aten::mul", made.RELU, 980), ("aten::sum", SUM, 450)]
+
+
+def test_far_shorter_kernels_of_a_mask_stay_beside_their_chain(tmp_path):
+    """The reduction at its end is fused with what makes its values; the mask is a chain of its own."""
+    run = chain(tmp_path, [*BEFORE, *WHERE, *AFTER], step_us=6000)
+    assert sum(away(run).values()) == pytest.approx(990 + 980 + 450 + 3)
+    assert away(run)["aten::sum"] > 300
+
+
+@pytest.mark.parametrize(
+    ("kernels", "saved_us"),
+    [
+        ([*BEFORE, *WHERE, ("aten::copy_", made.COPY, 3), *AFTER], 990 + 450 + 3),
+        ([*BEFORE, ("aten::mm", made.GEMM, 5), *AFTER], 990 + 450),
+        ([*BEFORE, ("aten::gt", made.RELU, 30), *AFTER], 990 + 450),  # of the shortest of the chains that is too long
+        ([*BEFORE, *[("aten::gt", made.RELU, 1)] * 5, *AFTER], 990 + 450),  # as many may be more than a mask
+        ([*BEFORE, *WHERE, *BEFORE], 2 * 990 + 3),  # another pass
+        ([*BEFORE, *WHERE, *AFTER[:1], *WHERE, *BEFORE], 2 * 990 + 980 + 2 * 3),
+        ([*AFTER, *WHERE, *BEFORE], 450 + 990 + 3),  # the mask may be made of the sum
+        ([*BEFORE, *WHERE, ("aten::add", made.RELU, 200)], 990 + 3),  # another tensor
+    ],
+)
+def test_chains_apart_are_not_joined(tmp_path, kernels, saved_us):
+    assert sum(away(chain(tmp_path, kernels, step_us=9000)).values()) == pytest.approx(saved_us)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_launches_whose_kernels_are_not_recorded_hold_up_no_chain(tmp_path, recorded):
+    """The host launches a chain of 4 ms at once, then other work for as long, the kernels of which the trace lacks."""
+    trace = Made()
+    for n in range(12):  # not of the chain
+        trace.kernel(made.GEMM, 80 + n, 1, n - 30)
+    for n, op in enumerate(("aten::div", "aten::mul", "aten::exp", "aten::sub")):
+        trace.op(op, 20 * n, 15)
+        trace.kernel(made.RELU, 100 + 1000 * n, 1000, 20 * n + 2)
+    for n in range(40):
+        trace.op("aten::relu", 100 + 100 * n, 95)
+        if recorded:
+            trace.kernel(made.RELU, 4100 + n, 1, 102 + 100 * n)
+        else:
+            trace.event("call", "cudaLaunchKernel", 102 + 100 * n, 2, 1, correlation=5 + n)
+    saving = possible_savings(run_of(tmp_path, trace)).of("memory-bound-kernels", MemorySaving)
+    assert saving.saved_us == pytest.approx(240 if recorded else 3000, rel=0.01)
+
+
 @pytest.mark.parametrize(("top", "fuses"), [("aten::conv2d", False), ("MulBackward0", True)])
 def test_kernels_within_a_library_are_no_chain(tmp_path, top, fuses):
     trace = Made()

@@ -393,17 +393,60 @@ def test_of_collectives_alone_neither_idle_time_nor_overlap_is_told(tmp_path):
     assert "holds collectives alone" in sentence and "only communicates" not in finding.title
 
 
-@pytest.mark.parametrize(("waits", "told"), [((5, 1800), True), ((900, 1800), True), ((5, 1200), False), (None, False)])
-def test_work_that_the_trace_lacks_at_its_end_is_told(tmp_path, waits, told):
+LACKS = "The host still waits for the device for 0.790 ms after its last recorded work, so the trace lacks"
+
+
+def waiting_trace(waits=(5, 1800)):
     """The last recorded work ends at 1,010 us, and a wait for the device after it."""
     trace = Made()
     trace.op("aten::mm", 0, 4)
     trace.kernel(made.GEMM, 10, 1000, 1)
     if waits:
         trace.event("call", "cudaStreamSynchronize", waits[0], waits[1] - waits[0], 1, correlation=99)
+    return trace
+
+
+@pytest.mark.parametrize(("waits", "told"), [((5, 1800), True), ((900, 1800), True), ((5, 1200), False), (None, False)])
+def test_work_that_the_trace_lacks_at_its_end_is_told(tmp_path, waits, told):
+    trace = waiting_trace(waits)
+    trace.event("call", "cudaLaunchKernel", 4, 1, 1, correlation=98)
     sentence = first_sentence(run_of(tmp_path, trace, *H100))
-    lacks = "The host still waits for the device for 0.790 ms after its last recorded work, so the trace lacks"
-    assert sentence.startswith(lacks) == told and ("lacks" in sentence) == told
+    assert (LACKS in sentence) == told and ("so the trace lacks" in sentence) == told
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("all work is recorded", False),
+        ("launched after the wait", False),
+        ("captured", False),
+        ("a graph", True),
+        ("a part of a graph", True),
+        ("a whole graph", False),
+        ("launched before the trace", True),
+        ("an early wait", True),
+    ],
+)
+def test_a_wait_at_the_end_is_for_lost_work_only_if_the_trace_may_lack_some(tmp_path, why, told):
+    """It may be for another device or process, or for the profiler."""
+    trace = waiting_trace()
+    if why == "launched after the wait":
+        trace.event("call", "cudaLaunchKernel", 1805, 1, 1, correlation=98)
+    elif why == "captured":
+        for at, name in ((1, "cudaStreamBeginCapture"), (2, "cudaLaunchKernel"), (3, "cudaStreamEndCapture")):
+            trace.event("call", name, at, 1, 1, correlation=95 + at)
+    elif why == "a graph":
+        trace.event("call", "cudaGraphLaunch", 4, 1, 1, correlation=98)
+    elif why.endswith("of a graph") or why == "a whole graph":
+        for number in range(1 + (why == "a whole graph")):
+            trace.event("call", "cudaGraphLaunch", 4 + number / 2, 0.4, 1, correlation=90 + number)
+            args = {"correlation": 90 + number, "device": 0, "stream": 7}
+            trace.event("kernel", made.RELU, 1010 - 2 * number, 0, "stream 7", **args)
+    elif why == "launched before the trace":
+        trace.event("kernel", made.GEMM, -100, 90, "stream 7", correlation=1, device=0, stream=7)
+    elif why == "an early wait":
+        trace.event("call", "cudaStreamSynchronize", -200, 190, 1, correlation=98)
+    assert (LACKS in first_sentence(run_of(tmp_path, trace, *H100))) == told
 
 
 def test_what_16_bits_save_of_a_host_that_was_ahead_before_the_recording_is_told(tmp_path):
