@@ -207,6 +207,8 @@ def pace_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
     """That the processor is shared, or that calls cost more than what they compute; None for neither. Of
     `judged_rows`."""
     shared = _slow_calls(run, float(rows["total_us"].sum())) or _slow_steps(run)
+    if shared is not None and shared.us < MIN_SAVED_FRAC * wall_us(cpu_windows(run)):
+        shared = None  # a program that mostly waits, or runs Python, gains nothing by an even processor
     is_of_loop = loop_frac(run) >= MIN_LOOP_FIRST_FRAC  # which is a finding of its own
     return shared or (None if is_of_loop else _costly_calls(run, rows))
 

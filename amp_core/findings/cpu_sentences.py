@@ -42,7 +42,7 @@ from amp_core.findings.cpu_parts import (
 from amp_core.findings.repeated_work import growing_sentence
 from amp_core.findings.signals import facts
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import join_words, number, percent
 from amp_core.traces.operators import is_range
 
 _ELSEWHERE = " This process waits for others, whose work the trace does not hold: profile these."
@@ -68,13 +68,32 @@ def cpu_sentence(run: Run) -> str:
     longest_us, operators = _operators(run, beside)
     if len(beside) < len(everything) and "outside of operators" not in operators:
         operators = f"outside of loading data, {operators}"
-    sentence = _beside_operators(run, longest_us, operators)
+    ranges = _ranges(run)
+    in_range = f" T{ranges[1:]}." if ranges else ""
+    if _is_outside_first(run, longest_us):
+        sentence, in_range = _outside_first(run, ranges, operators), ""
+    else:
+        sentence = _beside_operators(run, operators, longest_us)
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
     cold, is_first = _cold(run)
-    further = f"{'' if is_first or not cold else f' {cold}'}{_in_range(run)}{_of_gpu(run)}{_own_process(run)}"
+    further = f"{'' if is_first or not cold else f' {cold}'}{in_range}{_of_gpu(run)}{_own_process(run)}"
     before = f". {cold} On the CPU," if is_first else ": on the CPU,"
     return f"{_few(run)}The trace contains no device activity{before} {sentence}{further}"
+
+
+def longest_frac(run: Run) -> float:
+    """The share of the time that what takes longest in a trace of a CPU has; 0 for other runs. A loop of Python comes
+    before it where that takes longer."""
+    everything = cpu_rows(run) if is_trace(run) else pd.DataFrame()
+    whole_us = wall_us(cpu_windows(run)) if len(everything) and on_cpu(everything) else 0.0
+    if whole_us <= 0:
+        return 0.0
+    rows = judged_rows(without_loading(run, everything))
+    parts = (loading_part(run), outside_part(run), waiting_part(run), optimizer_part(run, rows))
+    _, longest_us = longest_operator(rows)
+    (compiling_us,) = numbers_of_import(run, "compilations", "us")
+    return max(longest_us, compiling_us, *(part.us for part in parts if part is not None)) / whole_us
 
 
 def _few(run: Run) -> str:
@@ -138,13 +157,33 @@ def _own_process(run: Run) -> str:
     return " Data is loaded in the loop's own process (num_workers=0)." if is_told else ""
 
 
-def _in_range(run: Run) -> str:
-    """The range that the program marks with most of the time, as a further sentence; empty without one."""
+def _ranges(run: Run) -> str:
+    """The range that the program marks with most of the time, or those beside one another in which most of it passes
+    without operators, as part of a sentence; empty without such."""
     name, us = longest_named(window_rows(run), "host_range")
     whole_us = float(window_rows(run)["wall_us"].sum())
+    if outside_part(run) is not None and (several := _several_ranges(run, whole_us)):
+        return several
     if not name or us < MIN_RANGE_FRAC * whole_us:
         return ""
-    return f" The program's range {name} takes {percent(us / whole_us)} of the time."
+    return f"the program's range {name} takes {percent(us / whole_us)} of the time"
+
+
+def _several_ranges(run: Run, whole_us: float) -> str:
+    """Several ranges that take much of `whole_us` together, as part of a sentence; else empty. Of one rank alone."""
+    named = facts(run.head.config, "outside_ranges")
+    names, us = (named.get(key) for key in ("names", "us"))
+    if not isinstance(names, list) or not isinstance(us, list) or not len(names) == len(us) >= 2:
+        return ""
+    if window_rows(run)["rank"].nunique() > 1 or not MIN_RANGE_FRAC * whole_us <= sum(us) <= MAX_SUM * whole_us:
+        return ""
+    (first, first_us), *others = zip(names, us, strict=True)
+    further = join_words([f"{name} {percent(its_us / whole_us)}" for name, its_us in others])
+    return f"the program's range {first} takes {percent(first_us / whole_us)} of the time, {further}"
+
+
+MAX_SUM = 1.05
+"""Shares of ranges beside one another sum to no more than all of the time, but for some overlap."""
 
 
 MIN_RANGE_FRAC = 0.5
@@ -177,7 +216,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""
     if not run.kernels["phase"].isin(["backward", "optimizer"]).any():
-        further += _WITHOUT_TRAINING if longest in _DROPOUT else _dropout_beside(rows, total)
+        further += _WITHOUT_TRAINING if longest in _DROPOUT else _dropout_beside(run, rows, total)
     sentence = f"{sentence}{of_family}{WARM_UP if in_first else ''}.{advice}{further}"
     compiled, compiling_us, share = numbers_of_import(run, "compilations", "count", "us", "frac")
     if compiling_us >= longest_us:
@@ -200,9 +239,11 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     return largest_us, sentence
 
 
-def _dropout_beside(rows: pd.DataFrame, total_us: float) -> str:
+def _dropout_beside(run: Run, rows: pd.DataFrame, total_us: float) -> str:
     """That dropout draws masks beside a longer operator, as a further sentence; empty where it takes little."""
-    us = float(rows["total_us"][rows["name"].isin(_DROPOUT) | rows["top_op"].isin(_DROPOUT_LAYERS)].sum())
+    (us,) = numbers_of_import(run, "dropout_time", "us")
+    if us <= 0 or us > total_us:  # masks that a program draws itself, or a run that an older version imported
+        us = float(rows["total_us"][rows["name"].isin(_DROPOUT) | rows["top_op"].isin(_DROPOUT_LAYERS)].sum())
     if not rows["name"].isin(_DROPOUT).any() or us < MIN_SAVED_FRAC * total_us:
         return ""
     return (
@@ -283,15 +324,25 @@ def _one_call(rows: pd.DataFrame) -> str:
     return f", nearly all of it in one of its {calls:,.0f} calls"
 
 
-def _beside_operators(run: Run, longest_us: float, operator: str) -> str:
-    """The sentence on operators, with the time in which data is loaded or no operator runs. The longest comes
-    first."""
+def _is_outside_first(run: Run, longest_us: float) -> bool:
+    """Whether the time in which no operator runs is longer than the longest operator's and than that of loading."""
+    loading, outside = loading_part(run), outside_part(run)
+    loading_us = loading.us if loading is not None else 0.0
+    return outside is not None and outside.us > longest_us and outside.us >= loading_us
+
+
+def _outside_first(run: Run, ranges: str, operator: str) -> str:
+    """The time in which no operator runs and the ranges that contain it, before the sentence on operators."""
+    outside = outside_part(run)
+    return "; ".join(filter(None, (outside.what if outside is not None else "", ranges, operator)))
+
+
+def _beside_operators(run: Run, operator: str, longest_us: float) -> str:
+    """The sentence on operators, with the time in which data is loaded. The longest comes first."""
     loading, outside = loading_part(run), outside_part(run)
     outside_us = outside.us if outside is not None else 0.0
     if loading is not None and loading.us > max(longest_us, outside_us):
         return f"{loading.what}; {operator}"
-    if outside is not None and outside.us > longest_us:
-        return f"{outside.what}; {operator}"
     if loading is not None:
         return f"{operator} Loading data takes {percent(loading.us / wall_us(cpu_windows(run)))} of the time."
     return operator

@@ -7,9 +7,9 @@
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.analysis.performance.savings import possible_savings
-from amp_core.findings.signals import facts
+from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
-from amp_core.text.formatting import number, percent
+from amp_core.text.formatting import join_words, number, percent
 from amp_core.traces.loops import MIN_PASSES
 
 
@@ -56,14 +56,43 @@ def loop_sentence(run: Run) -> str:
         return ""
     if _is_behind_device(run):
         return ""
-    most = f", most in {names[0]}," if len(names) > 1 else f", {names[0]},"
-    each = f"the same {operators:,.0f} operators{most}" if operators > 1 else str(names[0])
+    each = f"the same {operators:,.0f} operators{_most(run, int(operators))}" if operators > 1 else str(names[0])
+    further = _further(run)
     kind, (kernels,) = loop_kind(run), numbers_of_import(run, "operator_loop", "kernels")
     launching = f" and launches {kernels:,.0f} kernels outside of operators" if kind == SLICES else ""
+    loops, advice = ("Loops of Python run", _OF_LOOPS) if further else ("A loop of Python runs", _OF_LOOP[kind])
     return (
-        f"A loop of Python runs {each} {passes:,.0f} times{steps_of(run)[1]}{launching}, for {number(us / 1e3)} of "
-        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): {_OF_LOOP[kind]}."
+        f"{loops} {each} {passes:,.0f} times{steps_of(run)[1]}{further}{launching}, for {number(us / 1e3)} of "
+        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): {advice}."
     )
+
+
+def _most(run: Run, operators: int) -> str:
+    """Which of a loop's operators take longest, as part of a sentence: those that take about as long as the longest."""
+    of_loop = facts(run.head.config, "operator_loop")
+    names, us = (list(map(str, of_loop["names"])), of_loop.get("names_us"))
+    if not isinstance(us, list) or len(us) != len(names):  # a run that an older version imported
+        us = [0.0] * len(names)
+    pairs = zip(names, us, strict=True)
+    alike = [name for name, its_us in pairs if name == names[0] or its_us >= MIN_ALIKE_FRAC * us[0] > 0]
+    most = "" if len(alike) == operators or len(names) == 1 else "most in "
+    return f", {most}{join_words(alike)},"
+
+
+MIN_ALIKE_FRAC = 0.9
+"""Share of the longest operator's time from which another one takes about as long."""
+
+
+def _further(run: Run) -> str:
+    """Further loops of a step, as part of a sentence; else empty."""
+    told = []
+    for one in mappings(facts(run.head.config, "operator_loop"), "further"):
+        passes, operators = (one.get(name) for name in ("passes", "operators"))
+        if not isinstance(passes, int) or not isinstance(operators, int):
+            continue
+        what = f"{operators:,} others, most in {one.get('name')}," if operators > 1 else str(one.get("name"))
+        told.append(f"{what} {passes:,} times")
+    return f", and {join_words(told)}" if told else ""
 
 
 def _is_behind_device(run: Run) -> bool:
@@ -88,6 +117,7 @@ _OF_LOOP = {
     MOVES: "it only moves elements, so index all of them at once",
     OTHER: "compute each of its passes in fewer operators, or compile the loop",
 }
+_OF_LOOPS = "compute each of their passes in fewer operators, or compile the loops"
 
 
 def loop_kind(run: Run) -> str:

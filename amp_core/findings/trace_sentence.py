@@ -28,7 +28,7 @@ from amp_core.analysis.performance.saving import (
     step_share,
 )
 from amp_core.analysis.performance.savings import Savings, possible_savings
-from amp_core.findings.cpu_sentences import cpu_sentence
+from amp_core.findings.cpu_sentences import cpu_sentence, longest_frac
 from amp_core.findings.few_rows import few_rows, in_8_bits
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.host_sentences import host_alone, worker_sentence
@@ -73,7 +73,7 @@ def first_sentence(run: Run) -> str:
     largest = savings.ranked[0] if savings and savings.ranked else None
     # What is shorter with faster kernels is known only where these take equally long.
     is_main = largest is None or largest.code not in _IDLE or us >= each_us * largest.share
-    is_loop = savings is None and loop_frac(run) >= MIN_LOOP_FIRST_FRAC
+    is_loop = savings is None and loop_frac(run) >= min(MIN_LOOP_FIRST_FRAC, longest_frac(run) or np.inf)
     of_few_rows = few_rows(run, savings)
     nothing_else = of_few_rows and largest is None
     of_all = "" if nothing_else else _first_sentence(run)

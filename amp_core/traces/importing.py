@@ -224,6 +224,8 @@ _FOUND = (
         "recomputation",
         "growing_rows",
         "operator_loop",
+        "outside_ranges",
+        "dropout_time",
         "first_sizes",
         "long_view",
         "few_operators",

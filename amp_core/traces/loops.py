@@ -6,7 +6,7 @@ OperatorLoop(passes=360, operators=4, us=51576.0, of_us=66566.0, names=('aten::w
 Layers of a model are such a series too, and so is a benchmark that calls the same over and over. A series with
 operators that have weights of their own is a loop only with more passes than a model has layers. A series that is
 nearly all of a trace without marked steps is the loop that is profiled. Other operators between its passes end a run of
-them, and are no part of its time.
+them, and are no part of its time. Beside a loop that is told, further ones of the same step are part of its time.
 """
 
 import re
@@ -37,6 +37,8 @@ MIN_RUN_PASSES = 2
 MIN_EQUAL_FRAC = 0.75
 """Share of the passes that are the same as the one before from which they are those of one loop: series of unlike
 length have most operators in common, too."""
+MIN_FURTHER_FRAC = 0.1
+"""Share of a step that a further loop takes at least."""
 MIN_BETTER_RATIO = 1.1
 """A longer series counts only if it covers that much more: two passes of a series are one of a longer one, too."""
 _MAX_NAMES = 3
@@ -49,6 +51,21 @@ _WITH_WEIGHTS = frozenset({"conv", "norm", "embedding", "attention"})
 _PRODUCTS_WITH_WEIGHTS = ("aten::linear", "aten::addmm", "aten::mm", "aten::lstm", "aten::gru")
 
 
+_PER_PARAMETER = re.compile(r"_$|vector_norm|::norm$|foreach|addc(?:div|mul)|lerp")
+"""Operators that optimizers, averages and clipping call for each parameter where no `foreach` does it for all: no
+further loops."""
+
+
+@dataclass(frozen=True)
+class FurtherLoop:
+    """Another loop of the same step."""
+
+    passes: int
+    operators: int
+    name: str
+    """The operator that takes longest."""
+
+
 @dataclass(frozen=True)
 class OperatorLoop:
     """The same operators, again and again."""
@@ -59,11 +76,15 @@ class OperatorLoop:
     """Of one pass, without those that they call."""
     us: float
     """From the first to the last of passes that follow one another, with what the host does between them,
-    microseconds."""
+    microseconds; with further loops of the step."""
     of_us: float
     """The time of that step, or of all operators of the trace."""
     names: tuple[str, ...]
-    """The operators that take longest, the longest first."""
+    """The operators that take longest, of the passes of all steps, the longest first."""
+    names_us: tuple[float, ...] = ()
+    """How long each of them takes there."""
+    further: tuple[FurtherLoop, ...] = ()
+    """Further loops of that step, in the order in which they run."""
     called: tuple[str, ...] = ()
     """All of its operators, and those that they call."""
     compares: bool = False
@@ -75,24 +96,101 @@ class OperatorLoop:
     """If its operators only select and slice: kernels that its passes launch outside of operators."""
 
 
+@dataclass(frozen=True)
+class _Calls:
+    """Operators that the loop's thread calls itself, in order."""
+
+    spans: npt.NDArray[np.int64]
+    names: npt.NDArray[Any]
+    start: npt.NDArray[Any]
+    end: npt.NDArray[Any]
+
+    def part(self, chosen: Any) -> "_Calls":
+        """Some of them, by index."""
+        return _Calls(self.spans[chosen], self.names[chosen], self.start[chosen], self.end[chosen])
+
+
+@dataclass(frozen=True)
+class _Series:
+    """A series that repeats."""
+
+    us: float
+    period: int
+    runs: npt.NDArray[np.int64]
+    """First and end of each stretch of passes that follow one another, as indices of the calls."""
+
+    @property
+    def inside(self) -> npt.NDArray[np.int64]:
+        """The calls of all passes, as indices."""
+        return _inside(self.runs)
+
+
+def _inside(runs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The indices from the first of each run to its end."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(first, last) for first, last in runs.tolist())])
+
+
 def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
     """The loop that takes longest in the middle step of a trace, or in one without steps; None without such a one."""
     chosen = _operators(events, host)
-    start, end = (np.asarray(times)[chosen] for times in (events.spans.start, events.spans.end))
+    spans = events.spans
+    everything = _Calls(chosen, *(np.asarray(column)[chosen] for column in (spans.name, spans.start, spans.end)))
+    calls = everything
     if len(host.steps):
         low, high, _ = host.steps[len(host.steps) // 2]
-        inside = (start >= low) & (end <= high)
-        chosen, start, end = chosen[inside], start[inside], end[inside]
+        calls = calls.part((calls.start >= low) & (calls.end <= high))
     if count_calls(events, CAPTURES) and not count_calls(events, GRAPH_LAUNCHES):  # what is captured runs once
         return None
-    chosen, start, end = chosen[:_MAX_CALLS], start[:_MAX_CALLS], end[:_MAX_CALLS]
-    if len(chosen) < MIN_PASSES:
+    calls = calls.part(slice(_MAX_CALLS))
+    if len(calls.names) < MIN_PASSES:
         return None
-    low, high = (low, high) if len(host.steps) else (float(start[0]), float(end.max()))
-    names = np.asarray(events.spans.name)[chosen]
-    ends, kernels = _with_launches(events, host, start, end)
+    low, high = (low, high) if len(host.steps) else (float(calls.start[0]), float(calls.end.max()))
+    ends, kernels = _with_launches(events, host, calls.start, calls.end)
+    best = _longest_series(events, host, calls, ends)
+    share = best.us / max(high - low, 1e-3)
+    if share < MIN_FRAC or (not len(host.steps) and share > MAX_WHOLE_FRAC):
+        return None
+    inside, runs = best.inside, best.runs
+    graphs = _graphs_launched(events, calls.start[runs[:, 0]], ends[runs[:, 1] - 1])
+    if graphs * MAX_PASSES_OF_GRAPH >= len(inside) // best.period:
+        return None
+    each = np.unique(_one_pass(calls.names[inside], best.period))
+    called = _called(events, host, calls.spans[inside])
+    of_each = _us_of_names(calls, inside)[each]
+    if len(host.steps):
+        of_all_steps = everything.part(slice(_MAX_CALLS))
+        in_passes = _inside(_equal_runs(of_all_steps.names, called, best.period))
+        of_each = _us_of_names(of_all_steps, in_passes)[each] if len(in_passes) else of_each
+    order = np.argsort(-of_each, kind="stable")[:_MAX_NAMES]
+    texts = {events.texts[name] for name in each.tolist()}
+    only_views = all(map(is_view, texts))
+    # Of a trace without steps, loops may be benchmarks one after another.
+    others = _further_series(events, host, calls, best, high - low) if len(host.steps) and not only_views else []
+    of_all = np.concatenate([inside, *(one.inside for one in others)])
+    period = best.period if len(each) > 1 else 1
+    return OperatorLoop(
+        passes=len(inside) // period,
+        operators=period,
+        us=best.us + sum(one.us for one in others),
+        of_us=high - low,
+        names=tuple(events.texts[name] for name in each[order].tolist()),
+        names_us=tuple(of_each[order].tolist()),
+        further=tuple(_told_further(events, calls, one) for one in others),
+        called=tuple(events.texts[name] for name in _called(events, host, calls.spans[of_all])[:_MAX_CALLED].tolist()),
+        compares=not others and any(map(_COMPARES.match, texts)) and not any(map(_READS.match, texts)),
+        moves=not others
+        and all(_MOVES.match(text) or is_view(text) for text in texts)
+        and any(map(_WRITES.match, texts)),
+        kernels=int(kernels[inside].sum()) if only_views else 0,
+    )
+
+
+def _longest_series(events: TraceEvents, host: Host, calls: _Calls, ends: npt.NDArray[Any]) -> _Series:
+    """The series that takes longest among these calls; one of 0 µs without any. `ends`: when each call ends, with what
+    is launched after it."""
+    names, start, end = calls.names, calls.start, calls.end
     weights = np.array([_has_weights(text) for text in events.texts], dtype=bool)
-    best: tuple[float, int, npt.NDArray[Any]] = (0.0, 1, np.zeros(0, dtype=np.int64))
+    best = _Series(0.0, 1, np.zeros((0, 2), dtype=np.int64))
     for period in range(1, min(MAX_OPERATORS, len(names) // MIN_PASSES) + 1):
         first, last = _longest_run(names[period:] == names[:-period])
         last += period
@@ -100,39 +198,64 @@ def operator_loop(events: TraceEvents, host: Host) -> OperatorLoop | None:
             continue
         each = _one_pass(names[first:last], period)
         of_pass = first + np.flatnonzero(np.isin(names[first:last], each))
-        called = _called(events, host, chosen[of_pass])  # rounded times may put one of these beside its caller
-        runs = first + _runs(np.isin(names[first:last], called), MIN_RUN_PASSES * period)
-        runs = runs[np.array([_equal_frac(names[a:b], period) >= MIN_EQUAL_FRAC for a, b in runs], dtype=bool)]
+        called = _called(events, host, calls.spans[of_pass])  # rounded times may put one of these beside its caller
+        runs = first + _equal_runs(names[first:last], called, period)
         if not len(runs):
             continue
         passes = int((runs[:, 1] - runs[:, 0]).sum()) // period
         us = float((ends[runs[:, 1] - 1] - start[runs[:, 0]]).sum())
         least = MIN_PASSES_WITH_WEIGHTS if weights[each].any() else MIN_PASSES
-        if passes >= least and us > MIN_BETTER_RATIO * best[0]:
-            best = us, period, runs
-    us, period, runs = best
-    share = us / max(high - low, 1e-3)
-    if share < MIN_FRAC or (not len(host.steps) and share > MAX_WHOLE_FRAC):
-        return None
-    inside = np.concatenate([np.arange(first, last) for first, last in runs.tolist()])
-    if _graphs_launched(events, start[runs[:, 0]], ends[runs[:, 1] - 1]) * MAX_PASSES_OF_GRAPH >= len(inside) // period:
-        return None
-    each = np.unique(_one_pass(names[inside], period))
-    period = period if len(each) > 1 else 1
-    of_each = np.bincount(names[inside], (end - start)[inside])[each]
-    longest = each[np.argsort(-of_each, kind="stable")][:_MAX_NAMES]
-    texts = [events.texts[name] for name in each.tolist()]
-    return OperatorLoop(
-        passes=len(inside) // period,
-        operators=period,
-        us=us,
-        of_us=high - low,
-        names=tuple(events.texts[name] for name in longest.tolist()),
-        called=tuple(events.texts[name] for name in _called(events, host, chosen[inside])[:_MAX_CALLED].tolist()),
-        compares=any(map(_COMPARES.match, texts)) and not any(map(_READS.match, texts)),
-        moves=all(_MOVES.match(text) or is_view(text) for text in texts) and any(map(_WRITES.match, texts)),
-        kernels=int(kernels[inside].sum()) if all(map(is_view, texts)) else 0,
+        if passes >= least and us > MIN_BETTER_RATIO * best.us:
+            best = _Series(us, period, runs)
+    return best
+
+
+def _equal_runs(names: npt.NDArray[Any], called: npt.NDArray[np.int64], period: int) -> npt.NDArray[np.int64]:
+    """Stretches of a loop's operators in which one pass is mostly as the one before, one row each."""
+    runs = _runs(np.isin(names, called), MIN_RUN_PASSES * period)
+    return runs[np.array([_equal_frac(names[a:b], period) >= MIN_EQUAL_FRAC for a, b in runs], dtype=bool)]
+
+
+def _further_series(events: TraceEvents, host: Host, calls: _Calls, best: _Series, step_us: float) -> list[_Series]:
+    """Series of elementwise operators beside the longest one of a step, in the same phase."""
+    free = np.ones(len(calls.names), dtype=bool)
+    free[best.inside] = False
+    regions = host.region_of_span[calls.spans]
+    of_best = np.unique(regions[best.inside])
+    found = []
+    for first, last in _runs(free, MIN_PASSES).tolist():
+        if calls.end[last - 1] - calls.start[first] < MIN_FURTHER_FRAC * step_us:
+            continue
+        part = calls.part(slice(first, last))
+        one = _longest_series(events, host, part, part.end)
+        if one.us < MIN_FURTHER_FRAC * step_us:
+            continue
+        one = _Series(one.us, one.period, one.runs + first)
+        texts = [events.texts[name] for name in _pass_of(calls, one).tolist()]
+        computes = any(operator_category(text) == "elementwise" for text in texts)
+        if computes and not any(map(_PER_PARAMETER.search, texts)) and np.isin(regions[one.inside], of_best).all():
+            found.append(one)
+    return found
+
+
+def _pass_of(calls: _Calls, series: _Series) -> npt.NDArray[np.int64]:
+    """The names of the operators of one pass, each once."""
+    return np.unique(_one_pass(calls.names[series.inside], series.period))
+
+
+def _told_further(events: TraceEvents, calls: _Calls, series: _Series) -> FurtherLoop:
+    inside, each = series.inside, _pass_of(calls, series)
+    us = _us_of_names(calls, inside)[each]
+    period = series.period if len(each) > 1 else 1
+    return FurtherLoop(len(inside) // period, period, events.texts[int(each[us.argmax()])])
+
+
+def _us_of_names(calls: _Calls, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """By name: how long these calls take, microseconds."""
+    us: npt.NDArray[Any] = np.bincount(
+        calls.names[inside], (calls.end - calls.start)[inside], minlength=int(calls.names.max(initial=0)) + 1
     )
+    return us
 
 
 def _called(events: TraceEvents, host: Host, operators: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -34,6 +34,7 @@ from amp_core.traces.device_times import (
     drop_steps_without_work,
     step_times,
 )
+from amp_core.traces.dropout import dropout_time
 from amp_core.traces.elementwise_rate import elementwise_rate
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.few_operators import few_operators
@@ -66,6 +67,7 @@ from amp_core.traces.lost_tail import lost_tail_us
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
 from amp_core.traces.misclocked import drop_misclocked, untimed_work
+from amp_core.traces.own_ranges import outside_ranges
 from amp_core.traces.passes import equal_passes, repeated_passes
 from amp_core.traces.peer_links import peer_links
 from amp_core.traces.phases import infer_phases
@@ -142,7 +144,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     events.unrecorded_from_us = unrecorded_from_us(events)
     lost_us = lost_tail_us(events, linked) if len(events.work) else 0.0
     thinned, left = _what_is_left(events)
-    loop = operator_loop(events, host)
+    loop, dropout = operator_loop(events, host), dropout_time(events)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, linked, clock)
@@ -241,6 +243,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         long_view=long_view(events, host, linked),
         few_operators=few_operators(events),
         operator_loop=loop,
+        outside_ranges=outside_ranges(events, host, linked, windows),
+        dropout_time=dropout,
         scripted=any(map(_SCRIPTED.match, events.texts)),
         gathers_weights=any(map(_FSDP.match, events.texts)),
         accumulates_gradients=any(ACCUMULATES in text and not text.startswith(EVALUATE) for text in events.texts),

@@ -14,6 +14,7 @@ from amp_core.traces.decoding import Decoding
 from amp_core.traces.device_times import (
     MIN_UNRECORDED_US,
 )
+from amp_core.traces.dropout import DropoutTime
 from amp_core.traces.elementwise_rate import ElementwiseRate
 from amp_core.traces.few_operators import FewOperators
 from amp_core.traces.first_sizes import FirstSizes
@@ -29,6 +30,7 @@ from amp_core.traces.loader_workers import WorkerTimes
 from amp_core.traces.long_views import LongView
 from amp_core.traces.loops import OperatorLoop
 from amp_core.traces.misclocked import Misclocked, Untimed
+from amp_core.traces.own_ranges import OutsideRanges
 from amp_core.traces.passes import Passes
 from amp_core.traces.peer_links import PeerLinks
 from amp_core.traces.recomputation import Recomputation
@@ -146,6 +148,8 @@ class Trace:
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
     growing_rows: GrowingRows | None = None
+    outside_ranges: OutsideRanges | None = None
+    dropout_time: DropoutTime | None = None
     scripted: bool = False
     """Whether a module of it is scripted by torch.jit, as its modules or stacks tell."""
     gathers_weights: bool = False

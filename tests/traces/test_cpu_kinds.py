@@ -4,7 +4,7 @@ import pytest
 
 from amp_core import diagnose
 from amp_core.findings import first_sentence
-from tests.traces.made import Made, run_of
+from tests.traces.made import Made, finding_of, run_of
 
 WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -88,6 +88,30 @@ def test_equal_steps_that_take_unequally_long_blame_the_processor(tmp_path, trac
     assert ("the processor is shared or throttled" in sentence) == told
 
 
+@pytest.mark.parametrize(("waiting_us", "told"), [(10_000, True), (80_000, False)])
+def test_an_uneven_processor_that_costs_little_of_the_time_is_not_told(tmp_path, waiting_us, told):
+    """Steps of unequal pace, with nothing after each."""
+    trace, at = Made(), 0.0
+    for number, us in enumerate((900, 900, 800, 850, 200, 200)):
+        trace.event("mark", f"ProfilerStep#{number}", at, 10 * us + waiting_us, 1)
+        for place in range(10):
+            trace.op("aten::mm", at + place * us, us)
+        at += 10 * us + waiting_us
+    run = run_of(tmp_path, trace)
+    assert ("the processor is shared" in first_sentence(run)) == told
+    assert ("shared-processor" in {f.code for f in diagnose(run)}) == told
+
+
+@pytest.mark.parametrize(("thread", "mac"), [(15_164_791, True), (4_194_304, False)])
+def test_on_a_mac_a_shared_processor_is_advised_what_macos_has(tmp_path, thread, mac):
+    trace = steps_of(900, 900, 800, 850, 200, 200)
+    for event in trace.events:
+        event["tid"] = thread
+    finding = finding_of(run_of(tmp_path, trace, ""), "shared-processor")
+    assert ("os.cpu_count()" in finding.snippet) == mac
+    assert ("sched_getaffinity" in finding.snippet) != mac and ("cgroup" in finding.snippet) != mac
+
+
 def loading(mark, *batches_us, before_us=0.0, last_us=0.0):
     """Batches that take so long to load, each before 100 µs of work; before the first one the seed of workers is drawn,
     and the last mark finds no further batch."""
@@ -144,6 +168,43 @@ def test_the_range_of_a_cpu_program_is_told(tmp_path):
     trace = in_turn(("aten::mul", 700), ("aten::mm", 300))
     trace.event("mark", "augment", 0, 705, 1)
     assert "The program's range augment takes 70.5 % of the time." in first_sentence(run_of(tmp_path, trace))
+
+
+def marked(*ranges, between_us=0.0):
+    """Operators with Python between them, within ranges one after another: names and lengths of these."""
+    trace, at = Made(), 0.0
+    for name, us in ranges:
+        trace.op("aten::mm", at, 50)
+        trace.event("mark", name, at + 50, us, 1)
+        at += 50 + us + between_us
+    trace.op("aten::mm", at, 50)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("ranges", "says"),
+    [
+        ((("metrics", 6000), ("plots", 3000)), "metrics takes 65.6 % of the time, plots 32.8 %; aten::mm takes"),
+        ((("plots", 3000), ("metrics 1", 3000), ("metrics 2", 3000)), "metrics * takes 65.2 % of the time, plots"),
+        ((("a", 1800), ("b", 1900), ("c", 2000), ("d", 2100)), "d takes 26.1 % of the time, c 24.8 % and b 23.6 %;"),
+        ((("metrics", 9000), ("plots", 100)), "metrics takes 97.3 % of the time; aten::mm takes"),
+        ((("metrics", 8500), ("plots", 600), ("saving", 600)), "metrics takes 85.9 % of the time, plots 6.06 %; aten"),
+    ],
+)
+def test_ranges_in_which_no_operator_runs_come_before_operators(tmp_path, ranges, says):
+    assert f"; the program's range {says}" in first_sentence(run_of(tmp_path, marked(*ranges)))
+
+
+@pytest.mark.parametrize(("inner", "says"), [(("metrics", "plots"), "metrics takes 59.6 % of the time, plots 29.8 %;"),
+                                             (("metrics",), "metrics takes 59.6 % of the time;")])  # fmt: skip
+def test_ranges_within_another_are_told_if_they_contain_its_time(tmp_path, inner, says):
+    trace = marked(("metrics", 6000), ("plots", 3000))
+    trace.events = [event for event in trace.events if event["name"] in (*inner, "aten::mm")]
+    trace.event("mark", "evaluate", 10, 9000, 1)
+    trace.event("mark", "idling", 9120, 900, 1)
+    trace.op("aten::mm", 10_020, 50)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert f"the program's range {says}" in sentence
 
 
 def test_what_comes_before_the_first_whole_step_of_a_cpu_is_told(tmp_path):

@@ -246,6 +246,20 @@ def test_dropout_beside_a_longer_operator_is_told_in_inference(tmp_path, mask, b
     assert (said in sentence) == told
 
 
+def test_dropout_within_attention_is_part_of_its_time(tmp_path):
+    """With what it allocates, and once where dropout calls dropout."""
+    trace = Made()
+    trace.op("aten::mkldnn_convolution", 0, 700)
+    trace.op("aten::scaled_dot_product_attention", 700, 200)
+    trace.op("aten::dropout", 710, 100)
+    trace.op("aten::empty_like", 711, 30)
+    trace.op("aten::feature_dropout", 900, 100)
+    trace.op("aten::dropout", 905, 90)
+    for at in (745, 910):
+        trace.op("aten::bernoulli_", at, 60)
+    assert " Dropout takes 20.0 %, and the trace contains no backward" in first_sentence(run_of(tmp_path, trace, ""))
+
+
 @pytest.mark.parametrize(("training", "backward", "told"), [("True", False, True), ("False", False, False),
                                                             ("True", True, False)])  # fmt: skip
 def test_batch_norm_in_training_mode_is_told_where_the_device_was_not_recorded(tmp_path, training, backward, told):

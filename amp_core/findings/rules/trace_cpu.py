@@ -9,7 +9,7 @@ from amp_core.analysis.performance.gemm_shapes import tensor_shapes
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, on_cpu, window_rows
 from amp_core.analysis.performance.layouts import layout_copies as copies_for_layout
 from amp_core.analysis.performance.matrix_kinds import is_matrix
-from amp_core.analysis.performance.saving import Saving
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving
 from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
@@ -252,7 +252,7 @@ _HAS_STACKS = Remedy(
         signal="Calls of the same operator and sizes beside their median; steps of the same operators beside the "
         "fastest quarter of them.",
         threshold="A fifth of the operators' time in calls of three times the median, or a quarter beyond the pace of "
-        "the fastest steps.",
+        f"the fastest steps, and {percent(MIN_SAVED_FRAC)} of all of the time.",
         advice="Other programs, a quota, or more threads than processors slow the same work now and then. Give the "
         "program processors of its own, and no more threads than these in all: those of each rank and of a loader's "
         "workers count.",
@@ -263,12 +263,18 @@ _HAS_STACKS = Remedy(
 def shared_processor(run: Run) -> list[Finding]:
     """`shared-processor`: a CPU that takes unequally long for the same."""
     part = _pace(run, "shared-processor")
-    findings = [cpu_finding(run, part)] if part is not None else []
+    findings = [cpu_finding(run, part, _SHARED_MAC if on_macos(run) else None)] if part is not None else []
     if part is not None and part.is_halted:
         findings = [replace(f, advice=_HALTED.advice, snippet=_HALTED.snippet) for f in findings]
     return findings
 
 
+_SHARED_MAC = Remedy(
+    "Other programs, or more threads than processors, slow the same work now and then. End what else runs on the Mac, "
+    "and take no more threads than it has fast processors: those of each rank and of a loader's workers count.",
+    "torch.set_num_threads(os.cpu_count() // processes)   # or fewer: slow processors count here too",
+)
+"""macOS has neither sched_getaffinity nor cgroups."""
 _HALTED = Remedy(
     "Calls that compute nothing took long then, too, so no operator is to blame: the machine was suspended, the "
     "process was stopped, or it waited for memory that was swapped out. Profile again.",

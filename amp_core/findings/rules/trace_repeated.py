@@ -17,7 +17,7 @@ from amp_core.findings.repeated_work import (
     recomputed_sentence,
     steps_of,
 )
-from amp_core.findings.signals import facts
+from amp_core.findings.signals import facts, mappings
 from amp_core.store.run import Run
 from amp_core.traces import growing_rows, loops
 from amp_core.traces.recomputation import MIN_FRAC
@@ -100,7 +100,9 @@ def operator_loop(run: Run) -> list[Finding]:
     if not sentence:
         return []
     (us,) = numbers_of_import(run, "operator_loop", "us")
-    where = ", ".join(map(str, facts(run.head.config, "operator_loop")["names"]))
+    of_loop = facts(run.head.config, "operator_loop")
+    names = [*of_loop["names"], *(one.get("name") for one in mappings(of_loop, "further"))]
+    where = ", ".join(dict.fromkeys(map(str, names)))
     title, remedy = sentence.rpartition(": ")[0], _LOOPS.get(loop_kind(run))
     finding = make_finding("operator-loop", title, where, value=us / 1e3, unit="ms", remedy=remedy)
     # On a device, what it makes the device wait for is a finding of its own.
