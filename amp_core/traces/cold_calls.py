@@ -101,9 +101,10 @@ def _not_its_own(events: TraceEvents, host: Host) -> times.Floats:
     calls = events.calls
     waits = waiting_calls(events) & (host.op_of_call >= 0)
     us = np.asarray(calls.end) - np.asarray(calls.start)
-    waited = np.bincount(host.op_of_call[waits], us[waits], minlength=len(events.spans))
+    waited: times.Floats = np.bincount(
+        host.op_of_call[waits], us[waits].astype(np.float64), minlength=len(events.spans)
+    ).astype(np.float64)
     profiling = times.union(np.asarray(events.profiling.start), np.asarray(events.profiling.end))
-    if len(profiling[0]):
-        waited = waited + times.overlap_of_each(np.asarray(events.spans.start), np.asarray(events.spans.end), profiling)
-    result: times.Floats = waited
-    return result
+    if not len(profiling[0]):
+        return waited
+    return waited + times.overlap_of_each(np.asarray(events.spans.start), np.asarray(events.spans.end), profiling)

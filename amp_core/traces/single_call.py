@@ -96,7 +96,8 @@ def _of_driver(events: TraceEvents, linked: LinkedWork) -> times.Intervals:
     """When the host is in calls into the device's runtime that take long as they are first ones: allocations, calls
     that set up, and launches of a kernel that did not run before."""
     calls = events.calls
-    kinds = np.array([_KINDS.index(kind) if (kind := call_kind(text)) in _KINDS else -1 for text in events.texts])
+    called = [call_kind(text) for text in events.texts]
+    kinds = np.array([_KINDS.index(one) if one in _KINDS else -1 for one in called])
     kind = np.where(waiting_calls(events), -1, kinds[np.asarray(calls.name)])
     start, end = np.asarray(calls.start), np.asarray(calls.end)
     launches = kind == _KINDS.index("loading")

@@ -4,7 +4,7 @@ import pytest
 
 from amp_core.findings import first_sentence
 from tests.traces import made
-from tests.traces.made import Made, finding_of, run_of
+from tests.traces.made import Made, finding_of, run_of, runs_of
 
 ONE_BLOCK = "void layer_norm_backward<float>(float const*, float*, int)"
 
@@ -47,8 +47,8 @@ def test_a_single_call_without_a_warm_up_is_told_first(tmp_path):
     assert "come before the first device activity" not in text and "prof.step()" not in text
 
 
-@pytest.mark.parametrize("case", [{"empty_us": 20, "launch_us": 20}, {"times": 8}])
-def test_a_warm_call_and_a_loop_are_no_single_call(tmp_path, case):
+@pytest.mark.parametrize("case", [{"empty_us": 20, "launch_us": 20}, {"times": 8}, {"kernel_us": 250}])
+def test_a_warm_call_a_loop_and_a_busy_device_are_no_single_call(tmp_path, case):
     assert "without a warm-up" not in first_sentence(_run(tmp_path, one_call(**case)))
 
 
@@ -174,3 +174,8 @@ def test_what_the_host_does_is_told_by_its_length(tmp_path, operator_us):
     trace.kernel(made.GEMM, at + 20, 300, at + 12)
     text = first_sentence(run_of(tmp_path, trace))
     assert (text.index("in aten::sort") < text.index("in no operator")) == (operator_us > 5_000)
+
+
+def test_a_single_call_of_several_ranks_is_that_of_the_first(tmp_path):
+    text = first_sentence(runs_of(tmp_path, [one_call(), one_call()]))
+    assert text.startswith("Rank 0's trace holds a single call without a warm-up: 0.540 of 0.735 ms")
