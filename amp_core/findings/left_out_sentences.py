@@ -27,8 +27,9 @@ _OF_THE_HOST = {
 """Where a part lies, by `amp_core.traces.left_out.PartLeftOut.kind`."""
 
 
-def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
-    """Sentences on the parts that come before the largest saving, and on the others."""
+def parts_left_out(run: Run, told: str = "") -> tuple[list[str], list[str]]:
+    """Sentences on the parts that come before the largest saving, and on the others. `told`: the kind of a part that is
+    told otherwise."""
     first: list[str] = []
     last: list[str] = []
     listed = run.head.config.get("left_out") if is_trace(run) else None
@@ -40,6 +41,8 @@ def parts_left_out(run: Run) -> tuple[list[str], list[str]]:
     parts = [part for part in listed if isinstance(part, dict)] if isinstance(listed, list) else []
     in_two = any(part.get("kind") in _OF_THE_DEVICE for part in parts)
     for part in parts:
+        if part.get("kind") == told:
+            continue
         sentence, is_most = _sentence(part, unknown)
         if window_rows(run)["rank"].nunique() > 1:  # they are those of the first rank alone
             of_rank = f"rank {window_rows(run)['rank'].min():.0f}'s trace"

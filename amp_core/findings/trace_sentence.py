@@ -33,6 +33,7 @@ from amp_core.findings.few_rows import few_rows, in_8_bits
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.host_sentences import host_alone, worker_sentence
 from amp_core.findings.left_out_sentences import MOST_FRAC, parts_left_out
+from amp_core.findings.main_kernel import main_kernel_sentence
 from amp_core.findings.main_parts import own_parts, parts_beside, without_saving
 from amp_core.findings.no_saving_sentences import busy_frac, no_saving
 from amp_core.findings.registry import GUIDE
@@ -44,6 +45,7 @@ from amp_core.findings.repeated_work import (
     recomputed_sentence,
 )
 from amp_core.findings.signals import facts
+from amp_core.findings.single_call_sentences import single_call_sentence
 from amp_core.findings.step_sentences import (
     ahead_before,
     blocking_launches,
@@ -64,7 +66,8 @@ from amp_core.text.formatting import duration, kernel_in_words, number, percent
 def first_sentence(run: Run) -> str:
     """The largest possible saving in a trace, or that there is none; of a CPU, what takes longest; and what of the
     trace is left out, first if that is most of it and the host's doing. Empty for other runs."""
-    before, after = parts_left_out(run)
+    single = single_call_sentence(run)
+    before, after = parts_left_out(run, told="start" if single else "")
     if nothing := _nothing_to_judge(run):
         return " ".join((nothing, *before, *after))
     (uneven, us), savings = uneven_device(run), possible_savings(run)
@@ -78,10 +81,12 @@ def first_sentence(run: Run) -> str:
     nothing_else = of_few_rows and largest is None
     of_all = "" if nothing_else else _first_sentence(run)
     fewer_bits = "" if of_few_rows else in_8_bits(run, savings)
-    main = (of_few_rows, growing_sentence(run), of_all, fewer_bits, _small(run))
+    # Blocks are told of other kernels too, or of the same one.
+    main_kernel = "" if of_few_rows or " blocks " in of_all else main_kernel_sentence(run)
+    main = (of_few_rows, growing_sentence(run), of_all, main_kernel, fewer_bits, _small(run))
     first = [text for text, comes_first in ((uneven, is_main), (loop_sentence(run), is_loop)) if comes_first]
     then = [text for text in (uneven, loop_sentence(run)) if text not in first]
-    told = (slow_memory(run), worker_sentence(run), *before, few_long_steps(run), *first, *main, *then)
+    told = (slow_memory(run), worker_sentence(run), single, *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run), blocking_launches(run))
     figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run), _alone_held(run))
     return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
@@ -214,7 +219,8 @@ def _largest(savings: Savings | None) -> Saving | None:
 def _with_saving(run: Run, savings: Savings, largest: Saving) -> str:
     """The largest saving, with what comes before it and beside it."""
     first, then = parts_beside(run, savings, largest)
-    hint = _idle_hint(run) if _is_start(run, savings, largest) else ""
+    is_start = not single_call_sentence(run) and _is_start(run, savings, largest)  # which tells the same
+    hint = _idle_hint(run) if is_start else ""
     saving = "argest possible saving" + (" of known cause" if _is_larger_unsure(savings) else "")
     saving += " while the device waits" if _is_larger_behind(savings) else ""
     saving += " of late ranks" if _is_larger_of_hosts(savings) else ""

@@ -55,12 +55,10 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     """The longest part of the host's time; None if it is below `MIN_HOST_FRAC`. `linked` are the operators."""
     if not len(linked):
         return None
-    spans, calls = events.spans, events.calls
-    lasting = np.asarray(calls.end) > np.asarray(calls.start)  # memory may be freed long after all of it
-    first = min([*spans.start, *np.asarray(calls.start)[lasting].tolist()])
-    last = max([*spans.end, *np.asarray(calls.end)[lasting].tolist()])
-    if last <= first:
+    spans = events.spans
+    if (whole_range := host_range(events)) is None:
         return None
+    first, last = whole_range
     whole = np.where(linked.serves >= 0, linked.serves, linked.op)
     us = np.bincount(np.asarray(spans.name)[whole], linked.own_us, minlength=len(events.texts))
     if events.launches:
@@ -102,6 +100,15 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     if frac < MIN_HOST_FRAC:
         return None
     return replace(part, frac=min(frac, 1.0), cause=_cause(events, part))
+
+
+def host_range(events: TraceEvents) -> tuple[float, float] | None:
+    """When the first span or call of the host starts, and the last one ends; None without any that lasts."""
+    spans, calls = events.spans, events.calls
+    lasting = np.asarray(calls.end) > np.asarray(calls.start)  # memory may be freed long after all of it
+    first = min([*spans.start, *np.asarray(calls.start)[lasting].tolist()], default=0.0)
+    last = max([*spans.end, *np.asarray(calls.end)[lasting].tolist()], default=0.0)
+    return (first, last) if first < last else None
 
 
 MIN_EVEN_CALLS, MAX_EVEN_RATIO, MAX_FIRST_FRAC = 10, 2.0, 0.1

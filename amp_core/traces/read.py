@@ -22,6 +22,7 @@ from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.traces import rocprof
 from amp_core.traces.chains import ACCUMULATES
+from amp_core.traces.cold_calls import cold_calls
 from amp_core.traces.collect import LEGACY_PROCESS, collect
 from amp_core.traces.collective_rows import collective_rows, host_collective_rows, named_ranks
 from amp_core.traces.cpu_calls import call_cost, slow_calls, slow_steps
@@ -73,12 +74,14 @@ from amp_core.traces.peer_links import peer_links
 from amp_core.traces.phases import infer_phases
 from amp_core.traces.products import join_products
 from amp_core.traces.recomputation import recomputation
+from amp_core.traces.single_call import single_call
 from amp_core.traces.slow_device import slow_device
 from amp_core.traces.step_rows import op_rows, step_rows
 from amp_core.traces.thinned import Sampled, is_thinned, sampled
 from amp_core.traces.timeline_rows import timeline_rows
 from amp_core.traces.trace import Trace
 from amp_core.traces.unequal_products import unequal_products
+from amp_core.traces.unrecorded_host import unrecorded_host
 from amp_core.traces.waits import main_wait
 from amp_core.traces.window_rows import window_rows
 
@@ -241,6 +244,9 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         growing_rows=growing_rows(events, linked),
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),
+        single_call=single_call(events, host, linked, windows),
+        cold_calls=cold_calls(events, host, linked) if unrecorded else None,
+        unrecorded_host=unrecorded_host(events, host) if unrecorded else None,
         few_operators=few_operators(events),
         operator_loop=loop,
         outside_ranges=outside_ranges(events, host, linked, windows),

@@ -9,6 +9,7 @@ from typing import Any
 
 from amp_core.store.writer import RunWriter
 from amp_core.text.formatting import duration, number
+from amp_core.traces.cold_calls import ColdCalls
 from amp_core.traces.cpu_calls import CallCost, SlowCalls, SlowSteps
 from amp_core.traces.decoding import Decoding
 from amp_core.traces.device_times import (
@@ -34,9 +35,11 @@ from amp_core.traces.own_ranges import OutsideRanges
 from amp_core.traces.passes import Passes
 from amp_core.traces.peer_links import PeerLinks
 from amp_core.traces.recomputation import Recomputation
+from amp_core.traces.single_call import SingleCall
 from amp_core.traces.slow_device import SlowDevice
 from amp_core.traces.thinned import Sampled
 from amp_core.traces.unequal_products import UnequalProducts
+from amp_core.traces.unrecorded_host import UnrecordedHost
 
 MAX_ROWS_AT_A_TIME = 10_000
 """Rows that are written at a time: four copies of them are in memory meanwhile."""
@@ -144,6 +147,9 @@ class Trace:
     elementwise_rate: ElementwiseRate | None = None
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
+    single_call: SingleCall | None = None
+    cold_calls: ColdCalls | None = None
+    unrecorded_host: UnrecordedHost | None = None
     few_operators: FewOperators | None = None
     operator_loop: OperatorLoop | None = None
     """A loop of Python over small operators that takes long."""
@@ -216,9 +222,9 @@ class Trace:
                 f"{self.name}: its first {number(self.earlier_us / 1e3, 'ms')} are left out: they hold {holds}"
             )
         if self.unrecorded:
+            with_them = " with them" if self.untimed is not None else ""
             notes.append(
-                f"{self.name}: {self.seen_of_device} but no kernel{' with them' * (self.untimed is not None)}: device "
-                "activity was not recorded"
+                f"{self.name}: {self.seen_of_device} but no kernel{with_them}: device activity was not recorded"
             )
         return notes
 

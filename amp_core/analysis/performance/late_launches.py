@@ -90,9 +90,10 @@ def _in_calls(idle: Idle, late: "_Late", calls: "_Calls") -> _Meanwhile:
     calling, its_us = longest_named(windows, "host_call_op")
     if calling and its_us / basis.steps >= MOST_OF_CALLS_FRAC * calls.us:
         words += f"{'' if its_us / basis.steps >= NEARLY_ALL_FRAC * calls.us else ', most'} in {calling}"
-    words += _place(idle.run, windows, "host_rest_op", basis, "beside these calls").words
     in_none = _outside(windows, late.us, basis)
-    words += "" if unknown_host(idle.run) else in_none.words
+    beside = [_place(idle.run, windows, "host_rest_op", basis, "beside these calls")]
+    beside += [] if unknown_host(idle.run) else [in_none]
+    words += _by_size(*beside)
     host = LateHost(calls=calls.kind, builds_tensors=in_none.name == NEW_TENSOR)
     return _Meanwhile(words, host, calls.names, calls.us)
 
@@ -128,18 +129,18 @@ def _in_others(idle: Idle, late: "_Late", *, in_copies: bool) -> _Meanwhile:
     place_us = longest_named(windows, column)[1] / basis.steps
     has_functions = windows["host_function_us"].sum() > 0
     in_none = _Place() if has_functions else _outside(windows, late.us, basis)
-    outside = in_none.words
     if unknown := unknown_host(run):
-        outside = "" if has_functions or in_place else unknown
+        in_none = _Place(in_none.name, "" if has_functions or in_place else unknown)
     marked = _Place() if has_functions or in_place else _marked_place(run, windows, late.us, basis)
-    is_told = basis.unit == "step" or in_place or marked.name or outside.startswith(",")
+    is_told = basis.unit == "step" or in_place or marked.name or in_none.words.startswith(",")
     gap = "" if is_told else _one_gap(windows, late.us * basis.steps)
     where = place.name if place_us >= MIN_OF_ONE_FRAC * late.us else ""
     host = LateHost(
         is_in_first_call=marked.is_in_first_call or (place.is_in_first_call and where == place.name),
         builds_tensors=in_none.name == NEW_TENSOR,
     )
-    words = f"{in_place}{marked.words}{_before(windows, place.name, basis)}{gap}{outside}"
+    in_operator = f"{in_place}{marked.words}{_before(windows, place.name, basis)}{gap}"
+    words = _by_size(_Place(words=in_operator, us=max(place.us, marked.us)), in_none)
     return _Meanwhile(words, host, where, place_us if place.name else None, gap)
 
 
@@ -287,6 +288,13 @@ class _Place:
     words: str = ""
     """As part of a sentence."""
     is_in_first_call: bool = False
+    us: float = 0.0
+    """How long per step."""
+
+
+def _by_size(*places: _Place) -> str:
+    """The words of several places, the longest first."""
+    return "".join(place.words for place in sorted(places, key=lambda place: -place.us))
 
 
 def _place(run: Run, windows: pd.DataFrame, column: str, basis: Basis, part: str = "of it") -> _Place:
@@ -295,7 +303,8 @@ def _place(run: Run, windows: pd.DataFrame, column: str, basis: Basis, part: str
     name, words = longest_of(windows, column, basis, part)
     us = float(windows[windows[column] == name][f"{column}_us"].sum()) if name else 0.0
     calls = first_calls_of(run, name, us)
-    return _Place(name, f"{words} (nearly all in its {calls.which})" if calls else words, calls is not None)
+    told = f"{words} (nearly all in its {calls.which})" if calls else words
+    return _Place(name, told, calls is not None, us / basis.steps)
 
 
 def _marked_place(run: Run, windows: pd.DataFrame, host_us: float, basis: Basis) -> _Place:
@@ -329,10 +338,10 @@ def _outside(windows: pd.DataFrame, host_us: float, basis: Basis) -> _Place:
     place, its_us = longest_named(windows, "host_between")
     its_us /= basis.steps
     if its_us < MIN_BETWEEN_FRAC * us:
-        return _Place("", told)
+        return _Place("", told, us=us)
     between = "in torch.tensor, which reads Python's values one by one" if place == NEW_TENSOR else f"between {place}"
     part = "" if its_us >= NEARLY_ALL_FRAC * us else f"{number(its_us / 1e3, 'ms')} of that "
-    return _Place(place, f"{told}, {part}{between}")
+    return _Place(place, f"{told}, {part}{between}", us=us)
 
 
 def _before(windows: pd.DataFrame, op: str, basis: Basis) -> str:

@@ -10,6 +10,7 @@ from amp_core.findings.launch_remedies import SORTED_ANEW
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import SMALL_BATCHES, cpu_waits_for_data, has_small_batches
+from amp_core.findings.signals import facts
 from amp_core.findings.snippets import PROFILE
 from amp_core.findings.trace_findings import (
     SAVING_THRESHOLD,
@@ -101,10 +102,27 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if run.head.config.get("times_by_events"):
         return [for_what_runs(run, replace(finding, advice=_BY_EVENTS, snippet=entry_snippet))]
     if launches and device == "cuda" and not is_amd(profiled_gpu(run, device).name):
+        older = _older_driver(run)
         if run.head.config.get("device_requested") is True:
-            return [for_what_runs(run, replace(finding, advice=_REQUESTED.advice, snippet=_REQUESTED.snippet))]
-        return [for_what_runs(run, replace(finding, advice=_KEPT_BACK, snippet=entry_snippet))]
+            advice = f"{_REQUESTED.advice}{older}"
+            return [for_what_runs(run, replace(finding, advice=advice, snippet=_REQUESTED.snippet))]
+        return [for_what_runs(run, replace(finding, advice=f"{_KEPT_BACK}{older}", snippet=entry_snippet))]
     return [for_what_runs(run, replace(finding, snippet=entry_snippet))]
+
+
+def _older_driver(run: Run) -> str:
+    """That the driver is older than the runtime, by the versions in the head of the trace, as a further sentence; else
+    empty. CUDA writes a version as 12040 for 12.4."""
+    profiler = facts(run.head.environment, "profiler")
+    versions = [profiler.get(f"cuda_{what}_version") for what in ("driver", "runtime")]
+    driver, runtime = (one if isinstance(one, int) else 0 for one in versions)
+    if not 0 < driver < runtime:
+        return ""
+    told, newer = (f"{one // 1000}.{one % 1000 // 10}" for one in (driver, runtime))
+    return (
+        f" Here the driver (CUDA {told}) is older than the runtime and its profiler (CUDA {newer}), which may be the "
+        f"cause: take a driver for CUDA {newer}, or a PyTorch that is built for CUDA {told}."
+    )
 
 
 _UNTIMED = Remedy(
