@@ -213,7 +213,9 @@ def _longest_series(events: TraceEvents, host: Host, calls: _Calls, ends: npt.ND
 def _equal_runs(names: npt.NDArray[Any], called: npt.NDArray[np.int64], period: int) -> npt.NDArray[np.int64]:
     """Stretches of a loop's operators in which one pass is mostly as the one before, one row each."""
     runs = _runs(np.isin(names, called), MIN_RUN_PASSES * period)
-    return runs[np.array([_equal_frac(names[a:b], period) >= MIN_EQUAL_FRAC for a, b in runs], dtype=bool)]
+    equal = np.array([_equal_frac(names[a:b], period) >= MIN_EQUAL_FRAC for a, b in runs], dtype=bool)
+    chosen: npt.NDArray[np.int64] = runs[equal]
+    return chosen
 
 
 def _further_series(events: TraceEvents, host: Host, calls: _Calls, best: _Series, step_us: float) -> list[_Series]:
