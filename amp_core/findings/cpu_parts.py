@@ -161,7 +161,7 @@ def outside_part(run: Run) -> CpuPart | None:
         within = f", {number(gap_us / 1e3, 'ms')} {IN_ONE_GAP}"
     what = (
         f"no operator runs for {percent(outside_us / whole_us)} of the {number(whole_us / 1e3, 'ms')}"
-        f"{', beside loading data' if data_us > 0 else ''}, in which Python or other code does{within}"
+        f"{', beside loading data' if data_us > 0 else ''}, but Python or other code{within}"
     )
     where = str(us.idxmax()) if named else "Python"
     return CpuPart("python-outside-operators", outside_us, what, where, is_one_gap=is_one_gap)
