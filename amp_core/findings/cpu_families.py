@@ -10,6 +10,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.gemm_shapes import dtypes_of, product, tensor_shapes
 from amp_core.analysis.performance.layouts import layout_copies
+from amp_core.analysis.performance.saving import MIN_SAVED_FRAC
 from amp_core.formats import element_bytes
 from amp_core.text.formatting import join_words, number, percent, size
 from amp_core.traces.operators import VIEWS
@@ -87,8 +88,9 @@ MIN_SECOND_FRAC = 0.25
 """Share of the operators' time from which the second longest operator is told."""
 
 
-def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
-    """What reads and writes each value once beside products, as a further sentence; empty if it takes little."""
+def light_beside(rows: pd.DataFrame, longest: str, total_us: float, wall_us: float) -> str:
+    """What reads and writes each value once beside products, as a further sentence; empty if it takes little of the
+    operators' time, or of all."""
     if rows["category"][rows["op"] == longest].mode().iloc[0] not in ("gemm", "conv"):
         return ""
     of_model = rows.drop(layout_copies(rows).index)  # a copy for a product is fused with nothing
@@ -97,7 +99,7 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float) -> str:
     us = of_model[~of_model["name"].str.contains("pool")].groupby("category")["total_us"].sum()
     us = us[us.index.isin(_FUSED)].sort_values(ascending=False)
     us = us[us >= MIN_LIGHT_FRAC * us.sum()]
-    if us.sum() < MIN_BESIDE_FRAC * total_us:
+    if us.sum() < max(MIN_BESIDE_FRAC * total_us, MIN_SAVED_FRAC * wall_us):
         return ""
     kinds, share = join_words([_FUSED[str(kind)] for kind in us.index]), percent(float(us.sum()) / total_us)
     return f" {kinds[0].upper()}{kinds[1:]} take {share}: {COMPILING} fuses those that follow one another."

@@ -97,9 +97,46 @@ def loading_part(run: Run) -> CpuPart | None:
         return None
     steps = float(windows["steps"].sum())
     each = f"{number(us / max(1.0, steps) / 1e3, 'ms')}{' per step' if steps else ''}"
+    share = loading_in_operators(run)
+    within = f", {percent(share)} of it in operators{_loading_operator(run)}" if share >= MIN_IN_OPERATORS_FRAC else ""
     return CpuPart(
-        "waiting-for-data", us, f"loading data takes {percent(us / whole_us)} of the time ({each})", _LOADING
+        "waiting-for-data", us, f"loading data takes {percent(us / whole_us)} of the time ({each}){within}", _LOADING
     )
+
+
+def hosts_loading_part(run: Run) -> CpuPart | None:
+    """Loading data in a trace that lacks the device's work; None where it is not most of the host's time."""
+    config = run.head.config
+    us, frac = config.get("host_op_us"), config.get("host_op_frac")
+    is_loading = config.get("host_part") == "data" and "launches_without_kernels" in config
+    if not is_loading or not isinstance(us, int | float) or not isinstance(frac, int | float):
+        return None
+    if frac < MIN_LOADING_FIRST_FRAC:
+        return None
+    what = f"loading data takes {percent(frac)} of the host's time ({number(us / 1e3, 'ms')})"
+    return CpuPart("waiting-for-data", us, what, _LOADING)
+
+
+MIN_LOADING_FIRST_FRAC = 0.5
+"""Share of the host's time in loading from which that is told before what the trace lacks."""
+
+
+def loading_in_operators(run: Run) -> float:
+    """The share of the time of loading in which operators run; 0 without loading."""
+    windows = cpu_windows(run)
+    us, outside_us = (float(np.nan_to_num(windows[name]).sum()) for name in ("data_us", "idle_data_us"))
+    return 1 - outside_us / us if us > 0 else 0.0
+
+
+def _loading_operator(run: Run) -> str:
+    """The operator that takes longest while data is loaded, as part of a sentence; empty where none is told."""
+    rows = cpu_rows(run)
+    longest = longest_name(rows[rows["phase"] == "data"], "op")
+    return f", most in {longest}" if longest else ""
+
+
+MIN_IN_OPERATORS_FRAC = 0.5
+"""Share of loading in operators from which faster or fewer of these shorten it."""
 
 
 def _outside_us(run: Run) -> float:
@@ -161,7 +198,7 @@ def outside_part(run: Run) -> CpuPart | None:
         within = f", {number(gap_us / 1e3, 'ms')} {IN_ONE_GAP}"
     what = (
         f"no operator runs for {percent(outside_us / whole_us)} of the {number(whole_us / 1e3, 'ms')}"
-        f"{', beside loading data' if data_us > 0 else ''}, but Python or other code{within}"
+        f"{', beside loading data' if data_us >= MIN_SAVED_FRAC * whole_us else ''}, but Python or other code{within}"
     )
     where = str(us.idxmax()) if named else "Python"
     return CpuPart("python-outside-operators", outside_us, what, where, is_one_gap=is_one_gap)

@@ -211,7 +211,9 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
-    second = (second_operator(rows, longest, total) or light_beside(rows, longest, total)) if not family_us else ""
+    beside_us = wall_us(cpu_windows(run))
+    second = second_operator(rows, longest, total) or light_beside(rows, longest, total, beside_us)
+    second = second if not family_us else ""
     further = f"{second}{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}"
     further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""

@@ -61,9 +61,10 @@ def loop_sentence(run: Run) -> str:
     kind, (kernels,) = loop_kind(run), numbers_of_import(run, "operator_loop", "kernels")
     launching = f" and launches {kernels:,.0f} kernels outside of operators" if kind == SLICES else ""
     loops, advice = ("Loops of Python run", _OF_LOOPS) if further else ("A loop of Python runs", _OF_LOOP[kind])
+    per_step = steps_of(run)[1]
     return (
-        f"{loops} {each} {passes:,.0f} times{steps_of(run)[1]}{further}{launching}, for {number(us / 1e3)} of "
-        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): {advice}."
+        f"{loops} {each} {passes:,.0f} times{per_step}{further}{launching}, for {number(us / 1e3)} of "
+        f"{number(of_us / 1e3, 'ms')}{' of one step' if per_step else ''} ({percent(us / of_us)}): {advice}."
     )
 
 

@@ -28,6 +28,7 @@ from amp_core.analysis.performance.saving import (
     step_share,
 )
 from amp_core.analysis.performance.savings import Savings, possible_savings
+from amp_core.findings.cpu_parts import hosts_loading_part
 from amp_core.findings.cpu_sentences import cpu_sentence, longest_frac
 from amp_core.findings.few_rows import few_rows, in_8_bits
 from amp_core.findings.gathered_matrices import gathered_matrices
@@ -194,7 +195,11 @@ def _first_sentence(run: Run) -> str:
             if untimed := _untimed(run):
                 return untimed
             missing = "kernel" if "timed_op" in run.head.config else "device activity"
-            return f"No {missing} was recorded, so the device's performance cannot be analysed.{host_alone(run)}"
+            unknown = f"No {missing} was recorded, so the device's performance cannot be analysed."
+            if (loading := hosts_loading_part(run)) is not None:
+                alone = ", in the loop's own process" if run.head.config.get("loader") == "own process" else ""
+                return f"{loading.what[0].upper()}{loading.what[1:]}{alone}. {unknown}"
+            return f"{unknown}{host_alone(run)}"
         return cpu_sentence(run)
     if savings.capture_us:
         return (

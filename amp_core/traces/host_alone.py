@@ -49,6 +49,8 @@ class HostPart:
     """How long that call takes, microseconds."""
     cause: str = ""
     """Of `any-op`, if its calls take about equally long: `launching`, or `waiting` for the device too, as it has to."""
+    us: float = 0.0
+    """How long it takes, microseconds."""
 
 
 def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> HostPart | None:
@@ -99,7 +101,7 @@ def longest_host_part(events: TraceEvents, host: Host, linked: LinkedWork) -> Ho
     frac = part.frac / (last - first)
     if frac < MIN_HOST_FRAC:
         return None
-    return replace(part, frac=min(frac, 1.0), cause=_cause(events, part))
+    return replace(part, frac=min(frac, 1.0), cause=_cause(events, part), us=part.frac)
 
 
 def host_range(events: TraceEvents) -> tuple[float, float] | None:

@@ -175,7 +175,7 @@ def _config(trace: Trace, names: list[str]) -> dict[str, Any]:
         if trace.metric_ranges:
             config["metric_ranges"] = trace.metric_ranges
     if (part := trace.host_part) is not None:
-        config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac}
+        config |= {"host_part": part.kind, "host_op": part.name, "host_op_frac": part.frac, "host_op_us": part.us}
         if part.cause:
             config["host_cause"] = part.cause
         if part.call:

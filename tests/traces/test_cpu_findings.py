@@ -58,6 +58,47 @@ def test_ranges_in_which_a_program_loads_its_data_are_loading(tmp_path, name, lo
     assert any(f.code == "waiting-for-data" for f in diagnose(run_of(tmp_path / "again", trace))) == loads
 
 
+@pytest.mark.parametrize(("drawn_us", "in_operators"), [(600, True), (100, False)])
+def test_loading_in_operators_is_told_apart_from_waiting(tmp_path, drawn_us, in_operators):
+    trace = Made()
+    for number in range(4):
+        at = 1000 * number
+        trace.event("mark", "data_loading", at, 700, 1)
+        trace.op("aten::normal_", at, drawn_us)
+        trace.event("mark", "compute", at + 700, 300, 1)
+        trace.op("aten::addmm", at + 700, 300)
+    run = run_of(tmp_path, trace)
+    assert (", 85.7 % of it in operators, most in aten::normal_" in first_sentence(run)) == in_operators
+    (finding,) = [f for f in diagnose(run) if f.code == "waiting-for-data"]
+    assert ("Faster operators do not help" in finding.advice) != in_operators
+
+
+@pytest.mark.parametrize(("loading_us", "first"), [(700, True), (400, False)])
+def test_loading_that_takes_most_of_the_host_comes_before_what_the_trace_lacks(tmp_path, loading_us, first):
+    trace = Made()
+    trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, loading_us, 1)
+    trace.op("aten::addmm", loading_us, 1000 - loading_us)
+    trace.event("call", "cudaLaunchKernel", 990, 5, 1, correlation=7)
+    run = run_of(tmp_path, trace)
+    told = first_sentence(run)
+    assert (
+        told.startswith("Loading data takes 70.0 % of the host's time (0.700 ms), in the loop's own process.") == first
+    )
+    assert "No device activity was recorded" in told
+    found = [f.code for f in diagnose(run)]
+    assert ("waiting-for-data" in found) == first and "device-not-recorded" in found
+
+
+@pytest.mark.parametrize(("idle_us", "told"), [(0, True), (9000, False)])
+def test_nothing_is_advised_on_operators_that_take_little_of_all_time(tmp_path, idle_us, told):
+    """Elementwise operators take 30 % of the operators' time, and with a pause before them 3 % of all."""
+    trace = Made()
+    trace.op("aten::addmm", 0, 700)
+    for number, name in enumerate(("aten::relu", "aten::mul", "aten::add")):
+        trace.op(name, 700 + idle_us + 100 * number, 100)
+    assert ("torch.compile, from PyTorch 2.0 on" in first_sentence(run_of(tmp_path, trace))) == told
+
+
 def test_an_optimizer_that_takes_more_than_any_operator_is_named_first(tmp_path):
     trace = Made()
     trace.op("aten::addmm", 0, 300)

@@ -154,9 +154,10 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> M
     if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
         without += ", nor the other kernels on its scores"
     fused_us = max(halves_us, chains_us) + in_steps
-    kinds = "norms, elementwise kernels, casts and reductions"
-    if float(bound["total_us"][bound["category"] == "layout"].sum()) >= MIN_OF_JOINS_FRAC * us * basis.steps > 0:
-        kinds = "norms, elementwise kernels, concatenations, casts and reductions"
+    joins_us = float(bound["total_us"][bound["category"] == "layout"].sum())
+    joins = ", concatenations" if joins_us >= MIN_OF_JOINS_FRAC * us * basis.steps > 0 else ""
+    are_elsewhere = (rows["category"] == "cast").any() and not (bound["category"] == "cast").any()
+    kinds = f"norms, elementwise kernels{joins}{'' if are_elsewhere else ', casts'} and reductions"
     return MemorySaving(
         "memory-bound-kernels",
         fused_us + lone_us,

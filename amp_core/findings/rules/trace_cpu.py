@@ -14,6 +14,7 @@ from amp_core.findings.cpu_families import dominant_size
 from amp_core.findings.cpu_parts import (
     MIN_ATTENTION_FRAC,
     MIN_FP64_FRAC,
+    MIN_IN_OPERATORS_FRAC,
     NOT_USED,
     ON_CPUS_ALONE,
     TOO_SMALL,
@@ -22,8 +23,10 @@ from amp_core.findings.cpu_parts import (
     convolution_part,
     cpu_rows,
     fp64_part,
+    hosts_loading_part,
     judged_rows,
     layout_part,
+    loading_in_operators,
     loading_part,
     on_macos,
     optimizer_part,
@@ -70,12 +73,24 @@ _BEYOND = {"shared-processor": " beyond what is usual", "fp64-operators": " save
 
 
 def cpu_waits_for_data(run: Run) -> list[Finding]:
-    """`waiting-for-data` of a trace of a CPU, unless its workers' start and end are most of the trace."""
+    """`waiting-for-data` of a trace of a CPU, unless its workers' start and end are most of the trace; and of one that
+    lacks the device's work."""
+    remedy = _LOADERS.get(str(run.head.config.get("loader")), _LOADERS["own process"])
+    if (on_host := hosts_loading_part(run)) is not None:
+        return [cpu_finding(run, on_host, remedy)]
     part = loading_part(run) if len(_rows(run)) and worker_part(run) is None else None
     if part is None:
         return []
-    remedy = _LOADERS.get(str(run.head.config.get("loader")), _LOADERS["own process"])
+    if loading_in_operators(run) >= MIN_IN_OPERATORS_FRAC:
+        remedy = _LOADED_BY_OPERATORS
     return [cpu_finding(run, part, SMALL_BATCHES if has_small_batches(run) else remedy)]
+
+
+_LOADED_BY_OPERATORS = Remedy(
+    "The loop's own process makes its batches with operators, so fewer or faster ones help. Make once, before the "
+    "loop, what is the same in each pass, and the rest in operators on whole batches.",
+    "batches = [make(batch) for batch in source]   # once, where memory allows it",
+)
 
 
 def has_small_batches(run: Run) -> bool:

@@ -90,7 +90,7 @@ def activation_recomputation(run: Run) -> list[Finding]:
         advice="Each pass costs the calls of Python and of its operators, and on a device their launches, whatever "
         "they compute. Compute a pass in fewer operators, or compile the loop; where passes do not need each other's "
         "results, compute them at once, along a dimension of their own.",
-        snippet="one_pass = torch.compile(one_pass)   # the body of the loop, as a function of tensors",
+        snippet="all_passes = torch.compile(all_passes)   # the function that holds the whole loop, not its body alone",
         page="step-cost",
     )
 )

@@ -80,7 +80,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
         seen, unit = "operators of a GPU", "operator{s} of a GPU without kernels"
     else:
         seen, unit = "allocations of its memory", "allocations and frees of its memory"
-    counted = launches or operators or allocations or of_threads
+    counted = launches or of_threads or (0 if operators else allocations)  # names tell the least of the operators
     entry_snippet = PROFILE.format(activity=_ACTIVITIES.get(device, "CUDA"))
     gpu = profiled_gpu(run, device).name if of_threads else ""
     title = f"The device ({gpu or device}) was not recorded: the trace contains {seen} but no kernel"
@@ -126,11 +126,11 @@ def _older_driver(run: Run) -> str:
 
 
 _UNTIMED = Remedy(
-    "The driver gave the profiler names and sizes of the device's work, but neither starts nor ends, as where "
-    "PyTorch's CUPTI and the driver do not fit together. Record again with a newer driver, or with a PyTorch that is "
-    "built for the driver's version of CUDA.",
-    "nvidia-smi   # the driver, and the newest version of CUDA that it supports\n"
-    'python -c "import torch; print(torch.version.cuda)"',
+    "The profiler names the device's work and lost its times. Record again after a warm-up in the same process; where "
+    "they are lost again, try another version of PyTorch or of the driver.",
+    "schedule = torch.profiler.schedule(wait=1, warmup=2, active=3)\n"
+    "with torch.profiler.profile(schedule=schedule, on_trace_ready=export) as prof:\n    for batch in loader:\n"
+    "        train_step(batch)\n        prof.step()",
 )
 """Advice for work of a device that stands in the trace without times."""
 _METRICS = (
