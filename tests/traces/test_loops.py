@@ -60,7 +60,7 @@ def test_a_loop_within_each_step_is_counted_per_step(tmp_path):
         trace.event("mark", f"ProfilerStep#{step}", 4000 * step, 3990, 1)
         looping(*BOUNDS, passes=60, at=4000.0 * step + 10, trace=trace)
     sentence = first_sentence(run_of(tmp_path, trace))
-    assert "aten::lt and aten::nonzero, 60 times per step, for 2.69 of 3.99 ms (67.5 %)" in sentence
+    assert "aten::lt and aten::nonzero, 60 times per step, for 2.69 of 3.99 ms of one step (67.5 %)" in sentence
 
 
 def stepping(*loops, rest_us=400.0, mark="", add_us=(20.0, 20.0, 20.0)):
@@ -95,7 +95,7 @@ def test_further_loops_of_a_step_are_part_of_the_time(tmp_path):
     (finding,) = [f for f in diagnose(run) if f.code == "operator-loop"]
     assert finding.title == (
         "Loops of Python run the same 2 operators, aten::add and aten::mul, 60 times per step, and aten::sub 60 "
-        "times, for 4.49 of 5.30 ms (84.7 %)"
+        "times, for 4.49 of 5.30 ms of one step (84.7 %)"
     )
     assert finding.where == "aten::add, aten::mul, aten::sub"
     assert "each of their passes in fewer operators, or compile the loops." in first_sentence(run)

@@ -19,8 +19,8 @@ SOLVER = ("aten::matmul", "aten::dot", "aten::div", "aten::mul", "aten::add")
             "compute its passes at once, or each in fewer operators",
             "inside =",
         ),
-        (SOLVER, "compute each of its passes in fewer operators, or compile the loop", "torch.compile(one_pass)"),
-        ((*SOLVER, "aten::lt", "aten::is_nonzero"), "or compile the loop", "torch.compile(one_pass)"),
+        (SOLVER, "compute each of its passes in fewer operators, or compile the loop", "torch.compile(all_passes)"),
+        ((*SOLVER, "aten::lt", "aten::is_nonzero"), "or compile the loop", "torch.compile(all_passes)"),
     ],
 )
 def test_only_passes_that_compare_are_told_to_be_computed_at_once(tmp_path, ops, says, snippet):

@@ -80,7 +80,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
         seen, unit = "operators of a GPU", "operator{s} of a GPU without kernels"
     else:
         seen, unit = "allocations of its memory", "allocations and frees of its memory"
-    counted = launches or of_threads or (0 if operators else allocations)  # names tell the least of the operators
+    counted = launches or operators or allocations or of_threads
     entry_snippet = PROFILE.format(activity=_ACTIVITIES.get(device, "CUDA"))
     gpu = profiled_gpu(run, device).name if of_threads else ""
     title = f"The device ({gpu or device}) was not recorded: the trace contains {seen} but no kernel"
