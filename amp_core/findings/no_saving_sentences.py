@@ -169,6 +169,8 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     change = "no single change that is looked for" if beside.is_left else "no single change"
     change = f"in 16 bits, {change}" if in_16_bits else change
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
+    if beside.first and not longest:
+        nothing = f"{beside.first} Beside that, {nothing[0].lower()}{nothing[1:]}"
     return f"{nothing}: {told}.{'' if longest else beside.sentences}{rest}"
 
 
@@ -211,6 +213,8 @@ class _Beside:
     """What is told beside the products."""
 
     sentences: str = ""
+    first: str = ""
+    """What comes before everything else: a change that is no saving of its own, and would save as much as one."""
     is_left: bool = False
     """Whether a change that is no saving of its own would shorten it."""
 
@@ -235,20 +239,36 @@ def _beside_products(run: Run, savings: Savings) -> _Beside:
     memory_frac = float(np.nan_to_num(savings.cost.us(*_MEMORY_PARTS))) / savings.cost.step_us
     memory_frac -= shortest_frac if starting else 0.0
     if memory_frac < MIN_MEMORY_FRAC:
-        return _Beside(starting, bool(starting))
+        return _Beside(starting, is_left=bool(starting))
     passes = _passes_over_one(run)
-    others = f"{passes}; the others are many short or already fused ones" if passes else ""
-    others = others or "in many short or already fused ones"
+    others, first = "in many short or already fused ones", ""
+    if passes is not None:
+        others = f"{percent(passes.frac)} in these; the others are many short or already fused ones"
+        step_ms = savings.cost.step_us / 1e3
+        first = (
+            f"{passes.kernels} kernels that each pass over one tensor of {passes.sizes} take {percent(passes.frac)} of "
+            f"the {savings.unit}: fewer passes may halve that (up to {number(FUSED_FRAC * passes.frac * step_ms)} of "
+            f"{number(step_ms, 'ms')} per {savings.unit})."
+        )
     sentences = f" Memory-bound kernels take {percent(memory_frac)}, {others}.{starting}"
-    return _Beside(sentences, bool(passes or starting))
+    return _Beside(sentences, first, is_left=bool(first or starting))
 
 
 _MEMORY_PARTS = ("memory_bound", "cast", "layout")
 
 
-def _passes_over_one(run: Run) -> str:
-    """That kernels without products pass over one large tensor, each once per step, as part of a sentence, where half
-    of their time would be a saving; else empty."""
+@dataclass(frozen=True)
+class _Passes:
+    """Kernels without products that pass over one large tensor, each once per step."""
+
+    kernels: int
+    sizes: str
+    frac: float
+    """Their share of the profiled time."""
+
+
+def _passes_over_one(run: Run) -> _Passes | None:
+    """Such kernels, where half of their time would be a saving; else None."""
     rows, windows = kernel_rows(run), window_rows(run)
     rows = rows[~is_matrix(rows) & (rows["category"] != "communication")]
     rows = rows[rows["count"] <= max(1.0, float(windows["steps"].fillna(0.0).sum()))]
@@ -260,9 +280,8 @@ def _passes_over_one(run: Run) -> str:
     rows = rows[rows["elements"] == (us.idxmax() if len(us) else 0)].sort_values("total_us")
     kernels = int((rows["total_us"] >= MIN_PASS_FRAC * rows["total_us"].sum()).sum())
     if frac * FUSED_FRAC < MIN_SAVED_FRAC or kernels < 2:
-        return ""
-    tensor = f"one tensor of {rows['sizes'].iloc[-1]}"
-    return f"{percent(frac)} in {kernels} that each pass over {tensor}, which fewer passes may halve"
+        return None
+    return _Passes(kernels, str(rows["sizes"].iloc[-1]), frac)
 
 
 LARGE_ELEMENTS = 2**27
@@ -280,7 +299,9 @@ def _at_rate(run: Run, rows: pd.DataFrame) -> _Beside:
     if rates is None or not rate or rate > rates.gb_per_s:
         return _Beside()
     frac = rate / rates.gb_per_s
-    return _Beside(f", at up to {number(rate, 'GB/s')}, {percent(frac)} of its memory's rate", frac < GOOD_RATE_FRAC)
+    return _Beside(
+        f", at up to {number(rate, 'GB/s')}, {percent(frac)} of its memory's rate", is_left=frac < GOOD_RATE_FRAC
+    )
 
 
 MIN_LARGE_US = 50.0

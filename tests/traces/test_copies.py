@@ -31,6 +31,16 @@ def test_copies_are_advised_on_by_their_direction(tmp_path, copy, trains, says):
     assert ("pin_memory" in finding.snippet) == ("Pageable" in copy or copy == "CopyHostToDevice")
 
 
+@pytest.mark.parametrize("loads", [False, True])
+def test_code_for_a_loader_is_shown_where_the_trace_has_one(tmp_path, loads):
+    trace = products()
+    if loads:
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 5, 1)
+    trace.kernel("Memcpy HtoD (Pageable -> Device)", 810, 150, 430, sort="copy")
+    (finding,) = [f for f in diagnose(run_of(tmp_path, trace)) if f.code == "copies"]
+    assert ("DataLoader(data" in finding.snippet) == loads == ("x.pin_memory()" not in finding.snippet)
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "says"), [("aten::zero_",) * 2 + ("set_to_none",), ("aten::zeros", "aten::zero_", "torch.empty")]
 )

@@ -49,7 +49,10 @@ def _remedy(run: Run, saving: Saving) -> Remedy:
     if way == "to the device":
         op = longest_named(window_rows(run), "host_op")[0]
         is_created = CREATES.fullmatch(op) is not None
-        return replace(_CREATED, snippet=created_on_device(op)) if is_created else guides_remedy(saving)
+        if is_created:
+            return replace(_CREATED, snippet=created_on_device(op))
+        remedy = guides_remedy(saving)
+        return remedy if run.head.config.get("loader") else replace(remedy, snippet=_PINNED_BY_HAND)
     if way == "to the host":
         return _to_host(run, saving)
     if way == "between devices" and numbers_of_import(run, "peer_links", "us")[0] > 0:
@@ -74,6 +77,7 @@ def _to_host(run: Run, saving: Saving) -> Remedy:
     return _TO_HOST if trains(run) else _TO_HOST_OF_INFERENCE
 
 
+_PINNED_BY_HAND = "x = x.pin_memory()   # once; of a DataLoader: pin_memory=True\nx = x.to(device, non_blocking=True)"
 _SLOW_LINK = Remedy(
     "One link between devices is far slower than another, as where two of them have no NVLink in common. Look at how "
     "they are connected, and exchange between those that are, or by way of one that is linked with both.",
