@@ -157,8 +157,8 @@ def test_fused_kernels_that_pass_over_one_large_tensor_are_told_together(tmp_pat
     sentence = first_sentence(run_of(tmp_path, trace, "NVIDIA A100-SXM4-80GB", (8, 0)))
     assert ("no single change that is looked for would save" in sentence.lower()) == told, sentence
     first = (
-        "4 kernels that each pass over one tensor of 32768 × 50304 take 11.6 % of the step: fewer passes may halve that "
-        "(up to 0.0580 of 1.00 ms per step). Beside that, in 16 bits, no "
+        "4 kernels that each pass over one tensor of 32768 × 50304 take 11.6 % of the step: fewer passes may halve "
+        "that (up to 0.0580 of 1.00 ms per step). Beside that, in 16 bits, no "
     )
     assert sentence.startswith(first) == told == ("11.6 % in these; the others" in sentence)
 
