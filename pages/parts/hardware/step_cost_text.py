@@ -49,7 +49,9 @@ def outlook(cost: StepCost, bound: Amdahl) -> str:
     if bound.unknown_frac >= MIN_SHARE_FRAC:
         sentence += f", and {words.percent(bound.unknown_frac)} is unclassified"
     if bound.cuda_core_frac < MIN_SHARE_FRAC and bound.tf32_frac < MIN_SHARE_FRAC:
-        return f"{sentence}, so 16 bits there would save hardly any of it. The bound counts all GEMM/conv as free."
+        known = bound.unknown_frac < MIN_SHARE_FRAC
+        saves = "16 bits there would save hardly any of it" if known else "what 16 bits would save is unknown"
+        return f"{sentence}, so {saves}. The bound counts all GEMM/conv as free."
     if bound.cuda_core_frac >= MIN_SHARE_FRAC:
         only = bound.tf32_frac < MIN_SHARE_FRAC and bound.unknown_frac < MIN_SHARE_FRAC
         removing = "Removing it" if only else f"Removing {off}"
@@ -74,10 +76,7 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
     left, right = cards.pairs()
     with left:
         cards.card("Step" if cost.steps else "Window", words.duration(cost.step_us / 1e6), per(cost))
-        matrix_us = cost.us(*MATRIX_PARTS)
-        on = words.percent(cost.us("tensor") / matrix_us) if matrix_us > 0 else words.NONE
-        beside = "of the step" if cost.on_cpu else f"{on} of it on {core_names(cost.device_name)[0]}"
-        cards.card("GEMM/conv", words.percent(bound.matrix_frac), beside, help_=glossary.tip("tensor core"))
+        cards.card("GEMM/conv", words.percent(bound.matrix_frac), on_cores(cost), help_=glossary.tip("tensor core"))
     with right:
         data = cost.us("data")
         if cost.on_cpu:
@@ -92,10 +91,27 @@ def show_cards(cost: StepCost, bound: Amdahl) -> None:
             casts = words.percent(cost.us("cast") / cost.step_us)
             cards.card("Casts", casts, "between formats", help_=glossary.tip("cast"))
         else:
-            whole = cost.syncs is not None and cost.syncs == round(cost.syncs)
-            several = words.count(cost.syncs) if whole else words.number(cost.syncs)
-            syncs = "syncs not recorded" if cost.syncs is None else f"{several} host syncs"
-            cards.card("Launches per step" if cost.steps else "Launches", words.count(cost.launches), syncs, help_=SYNC)
+            label = "Launches per step" if cost.steps else "Launches"
+            cards.card(label, words.count(cost.launches), syncs(cost), help_=SYNC)
+
+
+def syncs(cost: StepCost) -> str:
+    """How often the host waits for the device."""
+    if cost.syncs is None:
+        return "syncs not recorded"
+    is_whole = cost.syncs == round(cost.syncs)
+    return words.plural(int(cost.syncs), "host sync") if is_whole else f"{words.number(cost.syncs)} host syncs"
+
+
+def on_cores(cost: StepCost) -> str:
+    """How much of GEMM/conv runs on tensor cores, or that their kernels do not tell it."""
+    if cost.on_cpu:
+        return "of the step"
+    matrix_us, unknown_us = cost.us(*MATRIX_PARTS), cost.us("matrix_unknown")
+    if 2 * unknown_us > matrix_us:
+        return f"{words.percent(unknown_us / matrix_us)} of it unclassified"
+    on = words.percent(cost.us("tensor") / matrix_us) if matrix_us > 0 else words.NONE
+    return f"{on} of it on {core_names(cost.device_name)[0]}"
 
 
 def per(cost: StepCost) -> str:
