@@ -329,6 +329,6 @@ def profilers_part(run: Run) -> str:
     if windows.empty:
         return ""
     us, wall_us = float(windows["idle_profiling_us"].fillna(0.0).sum()), float(windows["wall_us"].sum())
-    if us < MIN_SAVED_FRAC * wall_us:
+    if not us >= MIN_SAVED_FRAC * wall_us > 0:
         return ""
     return f"The profiler's own work takes {percent(us / wall_us)} of the profiled time, and is part of no saving."

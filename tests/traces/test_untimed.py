@@ -49,3 +49,13 @@ def test_work_with_times_stays(tmp_path):
     run = run_of(tmp_path, trace)
     assert run.kernels["count"].sum() == 1
     assert not [f for f in diagnose(run) if f.code == "device-not-recorded"]
+
+
+def test_a_window_of_no_length_is_no_error(tmp_path):
+    """A single kernel of no length: nothing can be a share of the time."""
+    trace = Made()
+    trace.op("aten::mul", 0, 90)
+    trace.kernel(made.RELU, 50, 0, 10)
+    run = run_of(tmp_path, trace)
+    assert run.windows["wall_us"].tolist() == [0]
+    assert isinstance(first_sentence(run), str) and isinstance(diagnose(run), list)
