@@ -144,7 +144,8 @@ class TraceEvents:
     accelerator: str | None = None
     """Type of the device, as torch names it, where a category of the trace gives it."""
     untimed_work: int = 0
-    """Kernels, copies and fills at time 0 and of no length, as where the driver gives the profiler no times."""
+    """Kernels, copies and fills at time 0 and of no length, or all of them if none has a length: their times are
+    lost."""
     device_range: tuple[float, float] = (math.inf, -math.inf)
     """Start of the first range that is marked on the device's clock, and end of the last."""
     invalid: int = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_core.traces.events import TraceEvents
+from amp_core.traces.events import TraceEvents, Work
 from amp_core.traces.merged_ranks import chosen, renumbered
 
 MIN_OFF_US = 60e6
@@ -46,6 +46,15 @@ class Untimed:
     """From the first to the last time on the device's clock of the ranges that are marked there; 0 without one."""
     host_us: float
     """From the first to the last operator or range of the host."""
+
+
+def drop_untimed(events: TraceEvents) -> None:
+    """Remove and count the work of a device from `events`, if none of it has a length."""
+    if not len(events.work) or not np.array_equal(events.work.start, events.work.end):
+        return
+    events.untimed_work += len(events.work)
+    events.work = Work()
+    events.messages_of_work, events.moved_bytes, events.kernel_threads = {}, {}, {}
 
 
 def untimed_work(events: TraceEvents) -> Untimed | None:

@@ -67,7 +67,7 @@ from amp_core.traces.loops import operator_loop
 from amp_core.traces.lost_tail import lost_tail_us
 from amp_core.traces.memory_rows import add_step_memory, memory_rows
 from amp_core.traces.merged_ranks import split_ranks
-from amp_core.traces.misclocked import drop_misclocked, untimed_work
+from amp_core.traces.misclocked import drop_misclocked, drop_untimed, untimed_work
 from amp_core.traces.own_ranges import outside_ranges
 from amp_core.traces.passes import equal_passes, repeated_passes
 from amp_core.traces.peer_links import peer_links
@@ -137,6 +137,7 @@ def _collected(
 def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) -> Trace:
     if not events.uses_device:
         events.device_thread_ops = operators_on_device_threads(events)
+    drop_untimed(events)
     misclocked = drop_misclocked(events)
     host = link(events)
     linked = link_work(events, host)

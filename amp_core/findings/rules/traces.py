@@ -65,8 +65,7 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if untimed > 0:
         finding = make_finding(
             "device-not-recorded",
-            f"The device's times ({device}) were not recorded: {untimed:,.0f} kernels and copies start at 0 and take "
-            "no time",
+            f"The device's times ({device}) were not recorded: its {untimed:,.0f} kernels and copies take no time",
             device,
             value=untimed,
             unit="kernels and copies without times",
