@@ -69,7 +69,7 @@ def cpu_sentence(run: Run) -> str:
     if len(beside) < len(everything) and "outside of operators" not in operators:
         operators = f"outside of loading data, {operators}"
     ranges = _ranges(run)
-    in_range = f" T{ranges[1:]}." if ranges else ""
+    in_range = f" {ranges[0].upper()}{ranges[1:]}." if ranges else ""
     if _is_outside_first(run, longest_us):
         sentence, in_range = _outside_first(run, ranges, operators), ""
     else:
@@ -211,9 +211,10 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
     family_us, of_family = family(rows, longest, longest_us, total)
-    beside_us = wall_us(cpu_windows(run))
-    second = second_operator(rows, longest, total) or light_beside(rows, longest, total, beside_us)
-    second = second if not family_us else ""
+    second = ""
+    if not family_us:
+        all_us = wall_us(cpu_windows(run))
+        second = second_operator(rows, longest, total) or light_beside(rows, longest, total, all_us)
     further = f"{second}{_attention(rows)}{_layouts(rows)}{single_rows(rows, total)}"
     further += large_tensors(rows, total) or dominant_size(rows, total)
     further += _ELSEWHERE if longest.startswith("rpc_") else ""

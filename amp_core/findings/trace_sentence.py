@@ -129,8 +129,8 @@ def _untimed(run: Run) -> str:
     if not count:
         return ""
     told = (
-        f"The device's {count:,.0f} kernels and copies have no times in the trace (all take 0 µs), so which of them "
-        "takes long cannot be told: record again."
+        f"No kernel or copy of the device, {count:,.0f} in all, has a time in the trace (each takes 0 µs), so which of "
+        "them takes long cannot be told: record again."
     )
     if not device_us:
         return told

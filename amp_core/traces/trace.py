@@ -232,7 +232,9 @@ class Trace:
     def seen_of_device(self) -> str:
         """What shows that a device was used whose work is not in the trace."""
         if self.untimed is not None:
-            return f"{self.untimed.count:,} kernels and copies without times"
+            return (
+                f"{self.untimed.count:,} kernel{'s and copies' if self.untimed.count > 1 else ' or copy'} without times"
+            )
         if self.launches:
             return f"{self.launches:,} launches"
         if self.device_thread_ops:

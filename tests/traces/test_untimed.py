@@ -26,11 +26,11 @@ def test_work_without_times_is_told_as_such(tmp_path):
     run = run_of(tmp_path, untimed())
     told = first_sentence(run)
     assert told == (
-        "The device's 10 kernels and copies have no times in the trace (all take 0 µs), so which of them takes long "
-        "cannot be told: record again."
+        "No kernel or copy of the device, 10 in all, has a time in the trace (each takes 0 µs), so which of them takes "
+        "long cannot be told: record again."
     )
     (finding,) = [f for f in diagnose(run) if f.code == "device-not-recorded"]
-    assert "its 10 kernels and copies take no time" in finding.title
+    assert "no kernel or copy takes any, of 10 in all" in finding.title
 
 
 def test_ranges_on_the_device_tell_which_side_is_the_limit(tmp_path):
@@ -60,5 +60,5 @@ def test_work_none_of_which_has_a_length_has_no_times(tmp_path, number):
         trace.op("aten::mul", at, 90)
         trace.kernel(made.RELU, at + 50, 0, at + 10)
     run = run_of(tmp_path, trace)
-    assert f"The device's {number} kernels and copies have no times in the trace" in first_sentence(run)
+    assert f"No kernel or copy of the device, {number} in all, has a time in the trace" in first_sentence(run)
     assert [f.code for f in diagnose(run)] == ["device-not-recorded"]

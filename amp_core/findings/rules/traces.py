@@ -65,12 +65,13 @@ def device_not_recorded(run: Run) -> list[Finding]:
     if untimed > 0:
         finding = make_finding(
             "device-not-recorded",
-            f"The device's times ({device}) were not recorded: its {untimed:,.0f} kernels and copies take no time",
+            f"The device's times ({device}) were not recorded: no kernel or copy takes any, of {untimed:,.0f} in all",
             device,
             value=untimed,
-            unit="kernels and copies without times",
+            unit=f"kernel{'s and copies' if untimed > 1 else ' or copy'} without times",
         )
-        return [for_what_runs(run, replace(finding, advice=_UNTIMED.advice, snippet=_UNTIMED.snippet))]
+        snippet = PROFILE.format(activity=_ACTIVITIES.get(device, "CUDA"))
+        return [for_what_runs(run, replace(finding, advice=_UNTIMED, snippet=snippet))]
     if launches:
         seen, unit = f"{launches:,} launches", "launch{es} without kernels"
     elif of_threads:
@@ -124,12 +125,9 @@ def _older_driver(run: Run) -> str:
     )
 
 
-_UNTIMED = Remedy(
+_UNTIMED = (
     "The profiler names the device's work and lost its times. Record again after a warm-up in the same process; where "
-    "they are lost again, try another version of PyTorch or of the driver.",
-    "schedule = torch.profiler.schedule(wait=1, warmup=2, active=3)\n"
-    "with torch.profiler.profile(schedule=schedule, on_trace_ready=export) as prof:\n    for batch in loader:\n"
-    "        train_step(batch)\n        prof.step()",
+    "they are lost again, try another version of PyTorch or of the driver."
 )
 """Advice for work of a device that stands in the trace without times."""
 _METRICS = (
