@@ -285,6 +285,12 @@ TABLES: dict[str, Table] = {
                     "i",
                     "of attention: launches by calls whose recorded argument says that the mask is causal",
                 ),
+                _column(
+                    "convolution_flops",
+                    "i",
+                    "of forward convolutions: floating-point operations of their calls, by the recorded stride, "
+                    "padding and dilation; 0 where these are not recorded",
+                ),
             ),
         ),
         Table(

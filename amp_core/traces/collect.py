@@ -27,6 +27,7 @@ import numpy as np
 from amp_core.schema import RunError
 from amp_core.traces.ascend import LAUNCH_ARROW, OPERATOR_ARROW, AscendRows, add_npu_work
 from amp_core.traces.causal import is_causal
+from amp_core.traces.convolutions import convolution_flops
 from amp_core.traces.elementwise_rate import threads_of
 from amp_core.traces.events import (
     LONG_FRAME_US,
@@ -353,6 +354,8 @@ class _Collector:
             events.norms_in_training += inputs[TRAINING_INPUT] == "True"
         if is_causal(item.name, inputs):
             events.causal_spans[len(spans) - 1] = 1
+        if (flops := convolution_flops(item.name, arguments.get("Input Dims"), inputs)) is not None:
+            events.convolution_flops[len(spans) - 1] = flops
         if item.name == CONVOLUTION and (benchmark := _benchmark(inputs)) is not None:
             events.convolutions += 1
             events.benchmarked += benchmark

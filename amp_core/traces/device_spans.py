@@ -50,8 +50,8 @@ class LinkedTrace:
     call_start: times.Floats
     call_end: times.Floats
     working: times.Intervals
-    """When the host is in operators by itself: without waits for the device, and without long calls, in which it may
-    wait for room in the queue of launches."""
+    """When the host is in operators by itself: without waits for the device, without long calls, in which it may wait
+    for room in the queue of launches, and without the end of an operator that outlasts its own long work."""
     waits: npt.NDArray[np.bool_]
     repeated: npt.NDArray[np.bool_]
     """Waits that come right behind a copy that waited already."""
@@ -87,7 +87,7 @@ def linked_trace(events: TraceEvents, host: Host, linked: LinkedWork, kernels: R
         watch=marked_time(host, WATCH),
         call_start=np.asarray(events.calls.start),
         call_end=np.asarray(events.calls.end),
-        working=_working(events, host, waits),
+        working=times.without(_working(events, host, waits), _outlasted_in(events, host, linked)),
         waits=waits,
         repeated=repeated,
         held_up=held_up,
@@ -101,6 +101,21 @@ def _working(events: TraceEvents, host: Host, waits: npt.NDArray[np.bool_]) -> t
     start, end = np.asarray(events.calls.start), np.asarray(events.calls.end)
     held = waits | (end - start >= LONG_CALL_US)
     return times.without(in_operators, times.union(start[held], end[held]))
+
+
+def _outlasted_in(events: TraceEvents, host: Host, linked: LinkedWork) -> times.Intervals:
+    """When long work runs that the operator which launches it outlasts, without a call or an operator in between: the
+    operator waits for it, though nothing was recorded that does."""
+    low, high = np.maximum(linked.returned_us, linked.start_us), linked.end_us
+    found = np.flatnonzero((linked.op >= 0) & (linked.device >= 0) & (high - low >= LONG_CALL_US))
+    found = found[high[found] <= np.asarray(events.spans.end)[linked.op[found]]]
+    # The last that each operator calls, by itself or in another operator.
+    last = np.full(len(events.spans), -np.inf)
+    for of, start in ((host.parent, events.spans.start), (host.op_of_call, events.calls.start)):
+        inside = of >= 0
+        np.maximum.at(last, of[inside], np.asarray(start)[inside])
+    found = found[last[linked.op[found]] <= linked.launched_us[found]]
+    return times.union(low[found], high[found])
 
 
 @dataclass(frozen=True)

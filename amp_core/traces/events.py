@@ -176,6 +176,8 @@ class TraceEvents:
     """By span of `record_param_comms`: the text, JSON, of what it says of the collective (`MESSAGE_KEYS`)."""
     causal_spans: dict[int, int] = field(default_factory=dict)
     """By span of attention whose recorded argument says that its mask is causal: 1."""
+    convolution_flops: dict[int, int] = field(default_factory=dict)
+    """By span of a forward convolution whose arguments are recorded: its floating-point operations."""
     messages_of_work: dict[int, int] = field(default_factory=dict)
     """The same by kernel."""
     peer_copies: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)

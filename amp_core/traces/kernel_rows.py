@@ -105,6 +105,7 @@ def kernel_rows(
     )
     away = fused_away_us(events, host, linked)
     calls, masked = _first_products(events, linked), np.isin(linked.op, list(events.causal_spans))
+    flops = _convolution_flops(events, linked, calls)
     moved = np.full(len(linked), math.nan)
     moved[list(events.moved_bytes)] = list(events.moved_bytes.values())
     sums: dict[tuple[int, ...], list[float]] = {}
@@ -128,16 +129,16 @@ def kernel_rows(
         keys = zip(*(c.tolist() for c in columns), strict=True)
         of_each = (
             numbers[part].tolist()
-            for numbers in (linked.own_us, beside, counted, moved, lone, scores, away, calls, masked)
+            for numbers in (linked.own_us, beside, counted, moved, lone, scores, away, calls, masked, flops)
         )
-        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call, is_masked in zip(
+        for key, us, beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call, is_masked, counts in zip(
             keys, *of_each, strict=True
         ):
             if key[0] < 0 and windows[0].first is None:
                 continue
             sums_of_key = sums.get(key)
             if sums_of_key is None:
-                parts = [beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call, is_masked]
+                parts = [beside_us, counted_us, moved_bytes, lone_us, scores_us, away_us, is_call, is_masked, counts]
                 sums[key] = [1, us, us, *parts]
             else:
                 sums_of_key[0] += 1
@@ -151,8 +152,10 @@ def kernel_rows(
                 sums_of_key[8] += away_us
                 sums_of_key[9] += is_call
                 sums_of_key[10] += is_masked
+                sums_of_key[11] += counts
     rows: Rows = {name: [] for name in _KERNEL_COLUMNS}
-    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts, of_calls, causal) in sums.items():
+    for key, (count, us, longest_us, beside_us, counted_us, moved_bytes, *parts) in sums.items():
+        *parts, of_calls, causal, counts = parts
         window, device, name, op_name, top_name, module, phase, shape, dtype, served, is_unnamed = key
         launched_in = windows[window] if window >= 0 else None
         op_text = text_at(texts, op_name)
@@ -185,6 +188,7 @@ def kernel_rows(
             *(round(part, 3) for part in parts),
             int(of_calls),
             int(causal),
+            int(counts),
         )
         for column, value in zip(_KERNEL_COLUMNS, values, strict=True):
             rows[column].append(value)
@@ -218,6 +222,18 @@ def _first_products(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.b
     first[known] = False
     first[known[np.unique(linked.op[known], return_index=True)[1]]] = True
     return first
+
+
+def _convolution_flops(events: TraceEvents, linked: LinkedWork, calls: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """By work: the floating-point operations of the forward convolution that it is the first product of; 0 for others
+    and where they are not recorded. On a CPU, the call itself."""
+    flops = np.zeros(len(linked), dtype=np.int64)
+    if events.convolution_flops:
+        of_span = np.zeros(len(events.spans), dtype=np.int64)
+        of_span[list(events.convolution_flops)] = list(events.convolution_flops.values())
+        chosen = calls & (linked.op >= 0)
+        flops[chosen] = of_span[linked.op[chosen]]
+    return flops
 
 
 def _beside_collectives(events: TraceEvents, linked: LinkedWork) -> times.Floats:
@@ -362,6 +378,7 @@ _KERNEL_COLUMNS = (
     "fused_away_us",
     "op_calls",
     "causal_count",
+    "convolution_flops",
 )
 
 

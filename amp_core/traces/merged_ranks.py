@@ -123,6 +123,7 @@ def _part(events: TraceEvents, rank_of: Ints, rank: int, *, is_first: bool) -> T
         device_steps={key: times for key, times in events.device_steps.items() if rank_of[key[0]] == rank},
         messages_of_span=renumbered(events.messages_of_span, spans),
         causal_spans=renumbered(events.causal_spans, spans),
+        convolution_flops=renumbered(events.convolution_flops, spans),
         messages_of_work=renumbered(events.messages_of_work, work),
         moved_bytes=renumbered(events.moved_bytes, work),
         kernel_threads=renumbered(events.kernel_threads, work),

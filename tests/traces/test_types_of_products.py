@@ -7,6 +7,7 @@ import pytest
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.kernels import kernel_rows
 from amp_core.traces.causal import is_causal
+from amp_core.traces.convolutions import convolution_flops
 from tests.traces import made
 from tests.traces.made import Made, finding_of, run_of
 from tests.traces.test_refuted_advice import convolutions
@@ -141,3 +142,72 @@ def test_the_addition_of_a_bias_is_fused(tmp_path, outer, op, counts):
     trace.kernel(made.RELU, 410, 300, 31)
     share = "50 %" if counts else "20 %"
     assert f"take {share} of the step" in finding_of(run_of(tmp_path, trace), "memory-bound-kernels").title
+
+
+CONV_ARGUMENTS = ["", "", "", "[2, 2]", "[3, 3]", "[1, 1]", "False", "[0, 0]", "1"]
+IN_ROUND_BRACKETS = [text.replace("[", "(").replace("]", ")").replace(" ", "") for text in CONV_ARGUMENTS]
+
+
+@pytest.mark.parametrize(
+    ("op", "dims", "inputs", "flops"),
+    [
+        # 2 · batch · output positions · C_out · C_in per group · taps
+        ("aten::convolution", [[1, 3, 2048, 2048], [64, 3, 7, 7]], CONV_ARGUMENTS, 2 * 1024**2 * 64 * 3 * 49),
+        ("aten::_convolution", [[1, 3, 2048, 2048], [64, 3, 7, 7]], IN_ROUND_BRACKETS, 2 * 1024**2 * 64 * 3 * 49),
+        (
+            "aten::cudnn_convolution",
+            [[8, 64, 56, 56], [64, 1, 3, 3]],
+            ["", "", "[1, 1]", "[2, 2]", "[1, 1]", "64", "False", "False", "True"],
+            2 * 8 * 28**2 * 64 * 9,
+        ),
+        (
+            "aten::miopen_convolution",
+            [[2, 16, 100], [32, 16, 5]],
+            ["", "", "", "[0]", "[1]", "[4]", "1", "False", "False"],
+            2 * 2 * 84 * 32 * 16 * 5,
+        ),
+        (
+            "aten::_slow_conv2d_forward",
+            [[1, 4, 8, 8], [4, 4, 3, 3]],
+            ["", "", "", "", "[1]", "[1]"],
+            2 * 64 * 4 * 4 * 9,
+        ),
+        (
+            "aten::convolution",
+            [[1, 8, 10, 10], [8, 4, 2, 2]],
+            ["", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"],
+            2 * 8 * 100 * 4 * 4,
+        ),
+        ("aten::conv2d", [[1, 3, 8, 8], [4, 3, 3, 3]], ["", "", "", "[1, 1]", "same", "[1, 1]", "1"], None),
+        ("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3]], ["", "", ""], None),  # of another version
+        ("aten::convolution", [[1, 3, 2, 2], [4, 3, 7, 7]], [*CONV_ARGUMENTS[:4], "[0, 0]", "[1, 1]"], None),
+        ("aten::convolution", [[3, 8], [4, 3]], CONV_ARGUMENTS, None),
+        ("aten::convolution", None, CONV_ARGUMENTS, None),
+        ("aten::mm", [[8, 8], [8, 8]], CONV_ARGUMENTS, None),
+    ],
+)
+def test_stride_padding_and_dilation_tell_the_operations_of_a_convolution(op, dims, inputs, flops):
+    assert convolution_flops(op, dims, inputs) == flops
+
+
+def test_the_rate_of_a_convolution_is_counted_by_its_recorded_arguments(tmp_path):
+    trace, sizes = Made(), [[1, 3, 2048, 2048], [64, 3, 7, 7]]
+    for n in range(2):
+        arguments = {"Input Dims": sizes, "Input type": ["float"] * 2, "Concrete Inputs": CONV_ARGUMENTS}
+        trace.op("aten::convolution", 20 * n, 18, **arguments)
+        trace.kernel("ampere_scudnn_128x64_relu_medium_nn_v1", 100 + 4000 * n, 4000, 20 * n + 2)
+    run = run_of(tmp_path, trace, *A100)
+    (flops,) = matrix_ops(run)["flops"]
+    assert flops == 2 * kernel_rows(run)["convolution_flops"].sum() / 2 == 2 * 2 * 1024**2 * 64 * 3 * 49
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_operator_that_outlasts_its_own_long_kernel_waits_for_it(tmp_path, waits):
+    """The host of a trace whose operators end with their kernels is no limit for shorter ones."""
+    trace = Made()
+    trace.op("aten::mm", 0, 1300, **{"Input Dims": [[4096, 4096]] * 2, "Input type": ["float"] * 2})
+    trace.kernel("ampere_sgemm_128x64_nn", 60, 1200, 10)
+    if not waits:  # what the operator calls meanwhile is work of the host
+        trace.op("aten::empty", 1200, 20)
+    run = run_of(tmp_path, trace, *A100)
+    assert run.windows["host_us"].sum() < 200 if waits else run.windows["host_us"].sum() > 1000

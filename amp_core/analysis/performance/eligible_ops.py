@@ -120,8 +120,9 @@ def missed_tensor_core_time(ops: pd.DataFrame) -> pd.DataFrame:
 
 
 def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
-    """Matrix kernels grouped by operator and answer: the columns of the kernel of most time, total_us,
-    calls, launches, `causal` (those of causal calls), and `answers` (number of answers for the same operator).
+    """Matrix kernels grouped by operator and answer: the columns of the kernel of most time, total_us, calls, launches,
+    `causal` (those of causal calls), `convolved` (recorded operations of convolutions), and `answers` (number of
+    answers for the same operator).
 
     Where calls are not recorded, each is taken to launch each of its matrix kernels once, so that the largest count of
     a kernel is their number.
@@ -141,12 +142,15 @@ def _operators(matrix: pd.DataFrame) -> pd.DataFrame:
     recorded = matrix["op_calls"].groupby([row, window], sort=False).sum(min_count=1)
     calls = recorded.where(recorded > 0).fillna(calls)
     sums = matrix.groupby(row, sort=False).agg(
-        us=("total_us", "sum"), launches=("count", "sum"), causal=("causal_count", "sum")
+        us=("total_us", "sum"),
+        launches=("count", "sum"),
+        causal=("causal_count", "sum"),
+        convolved=("convolution_flops", "sum"),
     )
     sums["calls"] = calls.groupby(level=0, sort=False).sum()
     longest = ~row.duplicated()
-    table = matrix[longest].drop(columns=["total_us", "count", "causal_count"]).reset_index(drop=True)
-    table = table.join(sums)  # rows are numbered in this order
+    table = matrix[longest].drop(columns=["total_us", "count", "causal_count", "convolution_flops"])
+    table = table.reset_index(drop=True).join(sums)  # rows are numbered in this order
     table["answers"] = operator[longest].groupby(operator).transform("size").to_numpy()
     return table
 
@@ -170,7 +174,9 @@ def _row(
     # answers.
     calls = float(kernel["launches"] if made is not None and made.kind == "rnn" else kernel["calls"])
     known = made is not None and kernel["answers"] == 1
-    flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls if made and known else 0.0
+    flops = float(kernel["convolved"]) if known else 0.0
+    if made and known and not flops:
+        flops = (made.flops or outputs.get(shapes_of(key["in_shapes"])[:2], 0)) * calls
     if made is not None:
         by_name = masks_causally(str(kernel["name"]))
         causal_frac = float(kernel["causal"]) / float(kernel["launches"]) if by_name is None else float(by_name)

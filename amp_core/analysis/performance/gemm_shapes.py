@@ -81,6 +81,7 @@ _CONV = (
     "conv3d",
     "mkldnn_convolution",
     "miopen_convolution",
+    "miopen_depthwise_convolution",
     "_slow_conv2d_forward",
     "slow_conv3d_forward",
     "thnn_conv2d",

@@ -28,6 +28,7 @@ _NUMBERS = (
     "fused_away_us",
     "op_calls",
     "causal_count",
+    "convolution_flops",
 )
 _FUNCTIONS = ("host_function", "data_function", "longer_function")
 _HOST_TEXTS = (

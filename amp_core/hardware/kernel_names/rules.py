@@ -346,6 +346,13 @@ RULES = (
         words="lash",
     ),
     _rule(
+        r"(?<![a-z])flash_(?:fwd|bwd)_kernel_\w*(?:bf16|fp16)",
+        "yes",
+        types.of_token,
+        "flash attention in 16 bits",
+        words="flash_",
+    ),
+    _rule(
         r"flash_fwd_splitkv_mla_fp8_sparse_kernel<|sparse_attn_fwd_(?:for_small_topk_)?kernel<",
         "yes",
         "bf16",
@@ -428,6 +435,7 @@ RULES = (
         "xmma with a tensor-core instruction shape",
         words="xmma_",
     ),
+    _rule(r"xmma_\w*_f32f32_f32f32_f32(?:_|$)", "no", "fp32", "xmma that multiplies in FP32", words="xmma_"),
     _rule(
         r"(?<![A-Za-z])xmma_(?:gemm|fprop|dgrad|wgrad)|\d_xmma_",
         "unknown",
