@@ -105,12 +105,27 @@ def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> str:
     if savings.flops_per_s is None:
         return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown"
     unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
-    compiled_for = architecture(longest_name(rows, "name")) if unnamed else ""
-    rates = dense_rates(WHOLE_GPUS.get(compiled_for, ""))
+    compiled_for, largest = _compiled_for(longest_name(rows, "name")) if unnamed else ("", "")
+    rates = dense_rates(largest)
     peak = rates.peak(longest_name(rows, "precision")) if rates is not None else None
     if peak is not None:
-        of_peak = f"{percent(savings.flops_per_s / (1e12 * peak))} of the peak of a whole {WHOLE_GPUS[compiled_for]}"
+        of_peak = f"{percent(savings.flops_per_s / (1e12 * peak))} of the peak of {largest}"
         unnamed_but = f"the device is not named in the trace, and the kernels are compiled for {compiled_for}"
         return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s, {of_peak}; {unnamed_but}"
     why = "is not named in the trace" if unnamed else "has no data sheet here"
     return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown"
+
+
+def _compiled_for(kernel: str) -> tuple[str, str]:
+    """The architecture that a kernel is compiled for by its name, and its largest GPU in words; empty where the name
+    does not tell it. Kernels for Ampere run on later GPUs too; those for Hopper and Blackwell use instructions of that
+    architecture alone."""
+    if amd := architecture(kernel):
+        return amd, f"a whole {WHOLE_GPUS[amd]}"
+    found = _NVIDIA.search(kernel)
+    return (f"sm{found[1]}", _LARGEST[found[1]]) if found is not None else ("", "")
+
+
+_NVIDIA = re.compile(r"(?i)(?<![a-z])sm_?(90|100|103)a?(?![0-9])")
+_LARGEST = {"90": "an H100", "100": "a B200", "103": "a B300"}
+"""The fastest GPU of an architecture, as one chip. An H20 has the same architecture as an H100 and a lower rate."""

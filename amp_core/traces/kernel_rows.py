@@ -342,11 +342,20 @@ def classed(
         kernel = with_dtype(by_name, precision_of(types))
         tensor_core, precision = kernel.tensor_core, kernel.precision
         category = refine(kernel.category, op, types)
+        if kernel.category == "other" and tensor_core == "no" and category in GEMM_CATEGORIES:
+            category = "other"  # it serves the product, as by writing to a cache
+        if tensor_core == "unknown" and kernel.category == "attention" and _is_flash(op, types):
+            tensor_core, precision = "yes", precision_of(types)
     if precision is None and category in GEMM_CATEGORIES and not tells_type(name):
         precision = precision_of(types)
         if precision == "fp32" and tensor_core == "yes" and not amd:
             precision = None if accelerator == "npu" else "tf32"  # a setting of CANN's, or rounded to FP16
     return tensor_core, precision, category
+
+
+def _is_flash(op: str | None, types: list[str]) -> bool:
+    """Whether an operator is FlashAttention in 16 bits, of which all products run on tensor cores."""
+    return op is not None and "_flash_attention" in op and precision_of(types) in ("fp16", "bf16")
 
 
 _WITHOUT_NAME = re.compile(r"triton_+")

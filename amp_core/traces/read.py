@@ -169,6 +169,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     names = {place: gpu["name"] for place, gpu in zip(_device_ids(stream.head), gpus, strict=True)}
     if amd and not names:  # PyTorch's older ROCm builds do not list the devices
         names = dict.fromkeys(events.work.device, amd_name(None, None, None))
+        gpus = [_gpu(name) for name in names.values()]
     # A launch between two operators has the phase of its time, and so does each operator in `ops`.
     of_span = infer_phases(host, host.region_of_span, np.asarray(events.spans.start))
     memory = memory_rows(events, host, accelerator)
@@ -300,8 +301,10 @@ _LOADERS = {
 _SCRIPTED = re.compile(r"nn\.Module: (?:Recursive)?ScriptModule_")
 _FSDP = re.compile(r"FSDP::|FullyShardedDataParallel\.")
 """Ranges of both of its versions."""
-_ROCM = re.compile(r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_")
-"""Calls and kernels that only AMD's GPUs have."""
+_ROCM = re.compile(
+    r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_|(?<![a-z])(?:rocm_)?aiter(?:_|::)|(?<![a-z])ck(?:_tile)?::|\.kd$"
+)
+"""Calls, kernels and operators that only AMD's GPUs have: of HIP, Tensile, MIOpen, AITER and Composable Kernel."""
 _FACTS = (
     "schemaVersion",
     "record_shapes",
@@ -326,15 +329,21 @@ def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:
         name = str(one.get("name") or "")[:200]
         if one.get("warpSize") == AMD_WARP and not is_amd(name):  # some versions of ROCm give no name
             name = amd_name(major, minor, multiprocessors)
-        gpus.append(
-            {
-                "name": name or "GPU",
-                "capability": None if major is None or minor is None else f"{major}.{minor}",
-                "memory_bytes": _count(one.get("totalGlobalMem")),
-                "multiprocessors": multiprocessors,
-            }
-        )
+        capability = None if major is None or minor is None else f"{major}.{minor}"
+        gpus.append(_gpu(name or "GPU", capability, _count(one.get("totalGlobalMem")), multiprocessors))
     return gpus
+
+
+def _gpu(
+    name: str, capability: str | None = None, memory_bytes: int | None = None, multiprocessors: int | None = None
+) -> dict[str, Any]:
+    """A GPU in the form of a run's environment."""
+    return {
+        "name": name,
+        "capability": capability,
+        "memory_bytes": memory_bytes,
+        "multiprocessors": multiprocessors,
+    }
 
 
 def _device_ids(head: Mapping[str, Any]) -> list[int]:

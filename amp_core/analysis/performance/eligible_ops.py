@@ -34,7 +34,7 @@ from amp_core.analysis.performance.kernels import kernel_rows, on_cpu, window_ro
 from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.formats import kernel_precision_of, memory_bits_of
 from amp_core.hardware.data_sheets import dense_rates
-from amp_core.hardware.gpus import PRECISIONS, Gpu
+from amp_core.hardware.gpus import PRECISIONS, Gpu, is_amd
 from amp_core.hardware.kernel_names import masks_causally
 from amp_core.store.run import Run
 
@@ -162,8 +162,8 @@ def _row(
     key = {name: str(kernel[name]) for name in (*_KEYS, "tensor_core")}
     us = float(kernel["us"])
     precision = str(kernel["precision"]) or _precision(key["in_dtypes"])
-    if key["tensor_core"] == "yes" and precision == "fp32":
-        precision = "tf32"  # FP32 inputs can only be TF32 there
+    if key["tensor_core"] == "yes" and precision == "fp32" and not is_amd(gpu.name):
+        precision = "tf32"  # FP32 inputs can only be TF32 there; AMD's matrix cores multiply FP32
     made = product(key["op"], key["in_shapes"])
     reason = _reason(key, str(kernel["name"]), made, precision, gpu) if key["tensor_core"] else ""
     by_cudnn = kernel["category"] == "conv" or (made is not None and made.kind == "rnn")

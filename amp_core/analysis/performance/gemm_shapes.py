@@ -8,12 +8,13 @@
 A multiplication and an addition are two operations. Convolutions: 2 · batch · output positions · K · C/groups · taps
 forward, the same again for each of the two gradients. Attention: two products forward and, since backward
 recomputes part of it, five backward; a causal mask is not subtracted, as in `torch.utils.flop_counter`: that is
-`unmasked_frac`. Operators whose inputs do not determine it (the output of a convolution depends on its stride) have no
-count.
+`unmasked_frac`. A mixture of experts: two products for each expert that a row goes to. Operators whose inputs do not
+determine it (the output of a convolution depends on its stride) have no count.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,10 +27,10 @@ class Product:
     """The matrix product of one call of an operator."""
 
     kind: str
-    """gemm, conv, attention or rnn."""
+    """gemm, conv, attention, experts or rnn."""
     sizes: Mapping[str, int]
-    """M, N and K of a product; C_in and C_out (per group) of a convolution; the head size D of attention. Those that
-    padding changes."""
+    """M, N and K of a product; C_in and C_out (per group) of a convolution; the head size D of attention; the hidden
+    size H and the inner size I of experts. Those that padding changes."""
     batch: int = 1
     flops: int | None = None
     """Floating-point operations of one call; None if the input shapes do not determine them."""
@@ -37,6 +38,8 @@ class Product:
     """Of attention: positions of the query of each head."""
     keys: int | None = None
     """Of attention: positions of the key of each head."""
+    rows: int | None = None
+    """Of experts: rows, each of which goes to one of the `batch` experts; a token has several."""
 
     @property
     def is_vector(self) -> bool:
@@ -117,6 +120,9 @@ _RNN = (
     *("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
     *("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
 )
+_EXPERTS = re.compile(r"fused_(?:moe|experts)")
+"""In the names of operators of vLLM, SGLang and AITER that take the rows, the two weights of all experts, and by row
+those of the chosen ones."""
 WRAPPERS = (
     *("linear", "matmul", "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d", "conv_transpose2d"),
     *("convolution", "_convolution", "lstm", "gru", "rnn_tanh", "rnn_relu"),
@@ -157,7 +163,9 @@ def product(op: str, in_shapes: str) -> Product | None:
         if name in _ATTENTION:
             at, heads_first, products = _ATTENTION[name]
             return _attention(shapes[at], shapes[at + 1], heads_first, products)
-    except (IndexError, ZeroDivisionError, ValueError):  # shapes that such an operator cannot have
+        if _EXPERTS.search(name):
+            return _experts(*shapes[:4])
+    except (IndexError, ZeroDivisionError, ValueError, TypeError):  # shapes that such an operator cannot have
         return None
     return None
 
@@ -252,3 +260,12 @@ def _attention(query: Shape, key: Shape, heads_first: bool, products: int) -> Pr
     heads, queries, keys = (query[1], query[2], key[2]) if heads_first else (query[2], query[1], key[1])
     flops = 2 * products * batch * heads * queries * keys * size
     return Product("attention", {"D": size}, batch * heads, flops, queries, keys)
+
+
+def _experts(given: Shape, first: Shape, second: Shape, chosen: Shape) -> Product:
+    experts, hidden, inner = second
+    if given[-1] != hidden or first[0] != experts or first[2] != hidden or first[1] not in (inner, 2 * inner):
+        raise ValueError
+    rows = math.prod(given[:-1]) * chosen[-1]
+    flops = 2 * rows * hidden * (first[1] + inner)
+    return Product("experts", {"H": hidden, "I": inner}, experts, flops, rows=rows)

@@ -240,5 +240,7 @@ def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
     elif made is not None:  # the output of attention is as large as its first input; that of others is not recorded
         sizes = [math.prod(shape) for shape in tensor_shapes(str(row["in_shapes"]))]
         elements = sum(sizes) + (sizes[0] if made.kind == "attention" else 0)
+        if made.rows is not None:  # rows reach no more experts than there are rows
+            elements = round(elements * min(1.0, made.rows / made.batch))
         bytes_moved = elements * float(str(row["count"])) * bits / 8
     return max(us * share / GOOD_PEAK_FRAC, bytes_moved / (rates.gb_per_s * 1e3))

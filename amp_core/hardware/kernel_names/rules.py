@@ -338,19 +338,19 @@ RULES = (
         words="ttention",
     ),
     _rule(
+        r"(?<![a-z])flash_(?:fwd|bwd)_kernel_\w*(?:bf16|fp16)",
+        "yes",
+        types.of_token,
+        "flash attention in 16 bits",
+        words="flash_",
+    ),
+    _rule(
         r"Flash_(?:fwd|bwd)_kernel_traits|pytorch_flash\d*(?:::)?\d*flash_|flash::flash_(?:fwd|bwd)|"
         r"flash_bwd_dq_dk_dv_loop|flash_fwd_splitkv_(?:mla_)?kernel",
         "yes",
         types.of_matrix_template,
         "FlashAttention 2: 16-bit only",
         words="lash",
-    ),
-    _rule(
-        r"(?<![a-z])flash_(?:fwd|bwd)_kernel_\w*(?:bf16|fp16)",
-        "yes",
-        types.of_token,
-        "flash attention in 16 bits",
-        words="flash_",
     ),
     _rule(
         r"flash_fwd_splitkv_mla_fp8_sparse_kernel<|sparse_attn_fwd_(?:for_small_topk_)?kernel<",
@@ -881,7 +881,7 @@ RULES = (
         r"pre_process_(?:fwd|bwd)_kernel_merged|recompute_w_u_|(?:fused_)?(?:solve_tril_recompute|prepare_\w*wy_repr)|"
         r"merge_16x16_to_\d+x\d+_inverse|mamba3_siso_(?:fwd|step|bwd)_kernel(?:_dqkv)?$|kernel_(?:fwd|bwd)$|"
         r"_?mla_(?:decode|prefill)_fwd_kernel|_mla_(?:attn_kernel|gluon)|_pa_(?:decode|prefill)_sparse$|"
-        r"_?(?:paged_attention|attention_core|sparse_attn_prefill|dense_neighborhood|fused_neighborhood_attention)\w*|"
+        r"_?(?:(?:kernel_)?paged_attention|attention_core|sparse_attn_prefill|dense_neighborhood|fused_neighborhood_attention)\w*|"
         r"_conv2d_\w+_kernel|_fused_moe_(?:persistent|silu)\w*|e2e_moe_\w*kernel|_moe_(?:bwd_d[WX]|gemm|bwd_down_proj)\w*|"
         r"_?tgmm_\w+|_gluon_moe_gemm\w*|XXT_kernel$|ba_plus_cAA_kernel$|_ff_a16w16_\w+|_fused_(?:up|down)_proj_\w+|_flash_kda_\w+|_triton_gather_kv_b_proj\w*)",
         "unknown",
