@@ -48,6 +48,8 @@ class MatrixWork:
     """Its share of the step."""
     family_frac: float = 0.0
     """That with the kernels whose names differ from its own in what follows the size of a tile; 0 without such."""
+    of_largest_frac: float | None = None
+    """Where the device is not named: the achieved rate over the peak of the largest GPU that the kernels are for."""
 
 
 def matrix_work(run: Run, savings: Savings) -> MatrixWork:
@@ -58,7 +60,7 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     kinds = matrix_kinds(rows["total_us"], rows["category"] == "attention")
     its = "its" if len(kinds.fracs) == 1 else "their"
     cores, _ = core_names(cost.device_name)
-    at = _rate(savings, rows, its)
+    at, of_largest_frac = _rate(savings, rows, its)
     if savings.peak_frac is not None:
         of = _counted_alone(run, rows) if len(kinds.fracs) > 1 else ""
         at = f"{of} at {percent(savings.peak_frac)} of the peak rate"
@@ -81,6 +83,7 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
         kernel=str(by_name.idxmax()) if len(by_name) else "",
         kernel_frac=float(by_name.max() / by_name.sum()) * frac if len(by_name) else 0.0,
         family_frac=family_us / float(by_name.sum()) * frac if is_family else 0.0,
+        of_largest_frac=of_largest_frac,
     )
 
 
@@ -99,21 +102,22 @@ MIN_COUNTED_FRAC = 0.5
 """Share of the time of a kind of products whose operations are counted from which the rate is that of the kind."""
 
 
-def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> str:
+def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str, float | None]:
     """The achieved rate where no share of a peak is known, and why none is; of a device that is not named beside what
-    the largest GPU reaches for which the kernels are compiled. `rows`: of these products."""
+    the largest GPU reaches for which the kernels are compiled, and the share of that. `rows`: of these products."""
     if savings.flops_per_s is None:
-        return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown"
+        return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown", None
     unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
     compiled_for, largest = _compiled_for(longest_name(rows, "name")) if unnamed else ("", "")
     rates = dense_rates(largest)
     peak = rates.peak(longest_name(rows, "precision")) if rates is not None else None
     if peak is not None:
-        of_peak = f"{percent(savings.flops_per_s / (1e12 * peak))} of the peak of {largest}"
+        frac = savings.flops_per_s / (1e12 * peak)
+        of_peak = f"{percent(frac)} of the peak of {largest}"
         unnamed_but = f"the device is not named in the trace, and the kernels are compiled for {compiled_for}"
-        return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s, {of_peak}; {unnamed_but}"
+        return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s, {of_peak}; {unnamed_but}", frac
     why = "is not named in the trace" if unnamed else "has no data sheet here"
-    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown"
+    return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown", None
 
 
 def _compiled_for(kernel: str) -> tuple[str, str]:

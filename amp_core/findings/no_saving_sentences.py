@@ -18,7 +18,7 @@ from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
-from amp_core.analysis.performance.product_savings import gain_by_padding
+from amp_core.analysis.performance.product_savings import SLOW_PEAK_FRAC, gain_by_padding
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
 from amp_core.analysis.performance.shortest_kernels import is_shortest
@@ -150,10 +150,18 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         throughout = f" The device is busy for {percent(busy)} of the {savings.unit}." if busy >= ALL_BUSY_FRAC else ""
         alone = few_blocks_of_product(run, work.kernel) or f"Profile it alone{own_profiler(run)}."
         alone = " ".join(filter(None, (_padding(run, work.kernel), alone)))
-        return (
+        told = (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
-            f"{it_takes} {work.shares} of it{work.where}. One kernel takes {percent(work.kernel_frac)}{family}: "
-            f"{kernel_in_words(work.kernel)}. {alone}{longest_other}{throughout}{rest}"
+            f"{it_takes} {work.shares} of it{work.where}."
+        )
+        if work.of_largest_frac is not None and work.of_largest_frac < SLOW_PEAK_FRAC:
+            told = (
+                f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. So far below "
+                f"the peak, {'it is' if len(work.kinds.fracs) == 1 else 'they are'} what there is to win."
+            )
+        return (
+            f"{told} One kernel takes {percent(work.kernel_frac)}{family}: {kernel_in_words(work.kernel)}. "
+            f"{alone}{longest_other}{throughout}{rest}"
         )
     whole = f"the {savings.unit}" if longest else "it"
     of_products = f"{work.kinds.text} {work.kinds.verb} {work.shares} of {whole}{work.where}"
