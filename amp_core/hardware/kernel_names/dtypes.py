@@ -347,6 +347,17 @@ def of_rocm(name: str) -> str | None:
     return of_token(name)
 
 
+_TYPES_OF_CK = {"unsigned short": "bf16", "_Float16": "fp16", "unsigned _BitInt(8)": "fp8", "signed char": "int8"}
+"""How names for types of Composable Kernel are printed: bhalf_t, half_t, f8_t and int8_t (its data_type.hpp)."""
+_OF_CK = re.compile(rf"(?<=[<,] )({_any_of(_TYPES_OF_CK)})(?=,)")
+
+
+def of_composable_kernel(name: str) -> str | None:
+    """The type of A, the first element type behind the layouts, of a GEMM of Composable Kernel."""
+    found = _OF_CK.search(name)
+    return _TYPES_OF_CK[found.group(1)] if found else of_rocm(name)
+
+
 _MTIA = re.compile(r"-dtype_(\w+?)(?:-|$)")
 
 

@@ -578,6 +578,14 @@ RULES = (
         "AMD matrix instruction",
         words="dlop DLOP gtcx mfma MFMA smfmac _xdl_ _XDL_",
     ),
+    _rule(
+        r"(?<![a-z])ck::(?:kernel_(?:moe_)?(?:mx)?gemm\w*<ck::)?Gridwise(?:Moe|Gemm\w*)\w*<\w*",
+        "yes",
+        types.of_composable_kernel,
+        "GEMM of Composable Kernel for CDNA: matrix instructions only",
+        words="Gridwise",
+        unless=r"(?i)_dl_|_dpp_|naive|elementwise_|wmma|reduce_",
+    ),
     _rule(r"(?i)wmma_cshuffle|_wmma_", "yes", types.of_rocm, "a matrix instruction in the name", words="wmma_ WMMA_"),
     _rule(
         r"miopenSp3AsmConv(?!Fury)|miopenGcnAsm|MIOpen\w*(?:Norm|Pool|Softmax)|naive_conv_\w*(?:fwd|bwd|wrw)_",
@@ -765,7 +773,7 @@ RULES = (
     ),
     # --- serving engines and mixtures of experts, beside their products
     _rule(
-        r"moe::dev::(?:routing|finalize|activation|permute)|moe_(?:align|sum|permute|unpermute)|reshape_and_cache|"
+        r"moe::dev::(?:routing|finalize|activation|permute)|moe_(?:align|sum|permute|unpermute)|MoeSorting|reshape_and_cache|"
         r"store_kv_?cache|concat_and_cache|scaled_fp8_quant|scaled_int8_quant|(?<!_dot_kernel_)per_token(?:_group)?_quant|"
         r"causal_conv1d_|recat_copy_async|bounds_check_indices|kv_indices|page_indices|combined_routing|"
         r"_finalize_matmul_scatter|sum_bitmatrix|reduce_segments|count_expert|expand_to_fused|get_fused_mapping|"
@@ -777,8 +785,8 @@ RULES = (
         None,
         "routing, caches, casts and sums beside the products of a language model",
         category="other",
-        words="moe_ moe:: cache quant causal_conv1d_ recat_ bounds_check _indices combined_routing _finalize_ "
-        "sum_bitmatrix reduce_segments count_expert expand_to_fused get_fused get_dispatch reduce_fused "
+        words="moe_ moe:: MoeSorting cache quant causal_conv1d_ recat_ bounds_check _indices combined_routing "
+        "_finalize_ sum_bitmatrix reduce_segments count_expert expand_to_fused get_fused get_dispatch reduce_fused "
         "future_token clamp_position _copy_tensor topk_gating topkGating expandInput fusedBuild "
         "finalizeMoe doActivation grouped_gemm:: alloc_ scale sf destindex_copy_ _copy_kv_",
     ),
