@@ -42,7 +42,7 @@ from amp_core.findings.cpu_parts import (
 from amp_core.findings.repeated_work import growing_sentence
 from amp_core.findings.signals import facts
 from amp_core.store.run import Run
-from amp_core.text.formatting import join_words, number, percent
+from amp_core.text.formatting import join_words, number, percent, size
 from amp_core.traces.operators import is_range
 
 _ELSEWHERE = " This process waits for others, whose work the trace does not hold: profile these."
@@ -77,7 +77,7 @@ def cpu_sentence(run: Run) -> str:
     if (waiting := waiting_part(run)) is not None:
         sentence = f"{waiting.what}; {sentence}"
     cold, is_first = _cold(run)
-    further = f"{'' if is_first or not cold else f' {cold}'}{in_range}{_of_gpu(run)}{_own_process(run)}"
+    further = f"{'' if is_first or not cold else f' {cold}'}{in_range}{_freeing(run)}{_of_gpu(run)}{_own_process(run)}"
     before = f". {cold} On the CPU," if is_first else ": on the CPU,"
     return f"{_few(run)}The trace contains no device activity{before} {sentence}{further}"
 
@@ -107,6 +107,18 @@ def _few(run: Run) -> str:
         f"Operators run within {number(us / 1e3)} of the {number(whole_us / 1e3, 'ms')} that the profiler ran "
         f"({percent(us / whole_us)}): the {number(before_us / 1e3)} before and {number(after_us / 1e3, 'ms')} after "
         "are other work, or the profiler's own. "
+    )
+
+
+def _freeing(run: Run) -> str:
+    """That freeing large tensors takes long, as a sentence; else empty."""
+    us, of_us, count, most_bytes = numbers_of_import(run, "freeing", "us", "of_us", "count", "most_bytes")
+    if not 0 < MIN_SAVED_FRAC * of_us <= us <= of_us:
+        return ""
+    return (
+        f" Freeing {count:,.0f} tensors of up to {size(most_bytes)} takes {number(us / 1e3)} of the "
+        f"{number(of_us / 1e3, 'ms')} ({percent(us / of_us)}): their memory goes back to the system each time. Write "
+        "into tensors that stay (out=), or preload an allocator that keeps memory, as jemalloc."
     )
 
 

@@ -55,6 +55,8 @@ _QUERIES = re.compile(
     r"Query|EventRecord|GetLastError|PeekAt|Occupancy|IsCapturing|WaitEvent|Attribute|GetDevice|Malloc"
 )
 """Calls that neither launch nor wait. They can outnumber all others, so only long ones are kept."""
+MIN_FREED_BYTES = 16 * 2**20
+"""Smaller blocks may stay with the allocator (the mmap threshold of glibc's malloc grows up to 32 MiB)."""
 LONG_CALL_US = 50.0
 """Calls that neither wait nor allocate return sooner: a launch takes a few microseconds, also under the profiler."""
 LAUNCHES = re.compile(r"Launch|(?i:enqueue)|runFunction|cnInvokeKernel")
@@ -368,6 +370,13 @@ class _Collector:
         allocated, reserved = (_identifier(arguments.get(f"Total {what}")) for what in ("Allocated", "Reserved"))
         if arguments.get("Device Type") == 0:
             self.events.host_peak_bytes = max(self.events.host_peak_bytes, allocated)
+            change = arguments.get("Bytes")
+            if (
+                type(change) is int
+                and -(2**63) < change <= -MIN_FREED_BYTES
+                and len(self.events.host_frees) < MAX_EVENTS
+            ):
+                self.events.host_frees.append((at - base, -change))
             return
         calls, allocations = self.events.calls, self.events.allocations
         if (number := _identifier(arguments.get("Device Type"))) in _OF_MEMORY:

@@ -162,6 +162,8 @@ class TraceEvents:
     """Allocations and frees of memory that the trace states to be a device's."""
     host_peak_bytes: int = 0
     """The most memory of the host that tensors held, where the trace tells it."""
+    host_frees: list[tuple[float, int]] = field(default_factory=list)
+    """When tensors of `MIN_FREED_BYTES` or more are freed on the host, and how large they are."""
     device_thread_ops: int = 0
     """Operators of a backward that runs on threads of a device, of which nothing else tells."""
     device_steps: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)

@@ -229,6 +229,7 @@ _FOUND = (
         "first_sizes",
         "long_view",
         "single_call",
+        "freeing",
         "cold_calls",
         "unrecorded_host",
         "few_operators",

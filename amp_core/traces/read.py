@@ -41,6 +41,7 @@ from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.few_operators import few_operators
 from amp_core.traces.first_calls import first_calls
 from amp_core.traces.first_sizes import first_sizes
+from amp_core.traces.freeing import freeing
 from amp_core.traces.gpu_work import LinkedWork, launches_block, launches_without_work, link_work, unrecorded_from_us
 from amp_core.traces.graphs import (
     CAPTURES,
@@ -247,6 +248,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         first_sizes=first_sizes(events, linked),
         long_view=long_view(events, host, linked),
         single_call=single_call(events, host, linked, windows),
+        freeing=freeing(events),
         cold_calls=cold_calls(events, host, linked) if unrecorded else None,
         unrecorded_host=unrecorded_host(events, host) if unrecorded else None,
         few_operators=few_operators(events),

@@ -19,6 +19,7 @@ from amp_core.traces.dropout import DropoutTime
 from amp_core.traces.elementwise_rate import ElementwiseRate
 from amp_core.traces.few_operators import FewOperators
 from amp_core.traces.first_sizes import FirstSizes
+from amp_core.traces.freeing import Freeing
 from amp_core.traces.graphs import (
     CapturedCalls,
     Compilations,
@@ -148,6 +149,8 @@ class Trace:
     first_sizes: FirstSizes | None = None
     long_view: LongView | None = None
     single_call: SingleCall | None = None
+    freeing: Freeing | None = None
+    """Frees of large tensors of the host."""
     cold_calls: ColdCalls | None = None
     unrecorded_host: UnrecordedHost | None = None
     few_operators: FewOperators | None = None
