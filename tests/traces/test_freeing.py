@@ -36,5 +36,5 @@ def freed(*, us, mib=64, count=8):
 def test_frees_at_the_rate_at_which_pages_go_back_are_told(tmp_path, us, mib, count, told):
     sentence = first_sentence(run_of(tmp_path, freed(us=us, mib=mib, count=count), gpu=""))
     assert sentence.startswith("The trace contains no device activity")
-    assert ("Freeing 8 tensors of up to 64.0 MiB takes 32.0 of the 79.9 ms (40 %)" in sentence) == told
+    assert ("Freeing 8 tensors of up to 64.0 MiB takes 32.0 of the 79.9 ms (40.0 %)" in sentence) == told
     assert ("Freeing" in sentence) == told
