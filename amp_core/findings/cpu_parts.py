@@ -57,6 +57,8 @@ class CpuPart:
     """Of time in no operator: whether most of it is in one piece."""
     is_halted: bool = False
     """Of calls that take longer than equal ones: whether those that compute nothing took long, too, all at once."""
+    count: int = 0
+    """Of marked steps or passes that take unequally long: how many are compared."""
 
 
 def cpu_windows(run: Run) -> pd.DataFrame:
@@ -252,15 +254,17 @@ def pace_part(run: Run, rows: pd.DataFrame) -> CpuPart | None:
 
 def _slow_steps(run: Run) -> CpuPart | None:
     """That steps of the same operators take unequally long."""
-    us, of_us, least_us, most_us = numbers_of_import(run, "slow_steps", "us", "of_us", "least_us", "most_us")
+    names = ("us", "of_us", "least_us", "most_us", "count")
+    us, of_us, least_us, most_us, count = numbers_of_import(run, "slow_steps", *names)
     if us <= 0:
         return None
+    kind = "pass" if facts(run.head.config, "slow_steps").get("of_passes") is True else "step"
     what = (
-        f"the same operators take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per step after the first, "
-        f"{number(us / 1e3)} of {number(of_us / 1e3, 'ms')} beyond the pace of the fastest quarter of them: the "
+        f"the same operators take {number(least_us / 1e3)} to {number(most_us / 1e3, 'ms')} per {kind} after the "
+        f"first, {number(us / 1e3)} of {number(of_us / 1e3, 'ms')} beyond the pace of the fastest quarter of them: the "
         "processor is shared or throttled, or has fewer cores than the program and its workers have threads"
     )
-    return CpuPart("shared-processor", us, what, "processor")
+    return CpuPart("shared-processor", us, what, "processor", count=int(count))
 
 
 def _slow_calls(run: Run, total_us: float) -> CpuPart | None:

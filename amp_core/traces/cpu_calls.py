@@ -161,12 +161,14 @@ MIN_PASS_CALLS = 20
 """Calls of a pass from which it is one, and not an operator that is called in a loop."""
 
 
-def _equal_passes(names: npt.NDArray[np.int64]) -> int | None:
+def _equal_passes(names: npt.NDArray[np.int64], *, finest: bool = False) -> int | None:
     """How often the same operators follow one another in the same order, by their `names` in the order of time; None
-    if fewer than `MIN_EQUAL` times. Without sizes, calls of one place in these do the same."""
+    if fewer than `MIN_EQUAL` times. Without sizes, calls of one place in these do the same. Passes may be taken
+    together, unless the `finest` are asked for."""
     counts = np.unique(names, return_counts=True)[1]
     passes = int(np.gcd.reduce(counts)) if len(counts) else 0
-    for often in range(MIN_EQUAL, passes + 1):
+    numbers = range(MIN_EQUAL, passes + 1)
+    for often in reversed(numbers) if finest else numbers:
         if passes % often == 0 and len(names) >= MIN_PASS_CALLS * often:
             by_pass = names.reshape(often, -1)
             if (by_pass == by_pass[0]).all():
@@ -219,13 +221,13 @@ MIN_STEPS = 4
 MAX_CALLS_SPREAD = 0.05
 """Difference of the steps' numbers of operators, as a share of the mean, up to which they do the same."""
 PACE_QUANTILE = 0.25
-MIN_LOST_FRAC = 0.25
+MIN_LOST_FRAC = 0.2
 """Share of the operators' time beyond the pace of the fastest quarter of the steps from which it is kept."""
 
 
 @dataclass(frozen=True)
 class SlowSteps:
-    """Steps of the same operators that take unequally long, without the first step."""
+    """Steps of the same operators, or passes where no steps are marked, that take unequally long; without the first."""
 
     us: float
     """By how much their operators take longer than at the pace of the fastest quarter of the steps, in all."""
@@ -234,21 +236,41 @@ class SlowSteps:
     least_us: float
     most_us: float
     """The operators' time of the fastest and of the slowest step."""
+    count: int
+    of_passes: bool = False
+    """Whether these are not marked steps but the same operators again, one after the other."""
 
 
 def slow_steps(events: TraceEvents, host: Host, linked: LinkedWork) -> SlowSteps | None:
     """Such steps of a trace of a CPU; None where steps take about equally long, or do not call the same operators."""
-    if events.uses_device or len(host.steps) <= MIN_STEPS or not len(linked):
+    if events.uses_device or not len(linked):
+        return None
+    us = _of_steps(events, host, linked) if host.steps else _of_passes(events, linked)
+    if us is None:
+        return None
+    us = us[1:]  # the first one may set something up
+    lost_us = float((us - np.quantile(us, PACE_QUANTILE)).clip(min=0.0).sum())
+    found = SlowSteps(lost_us, float(us.sum()), float(us.min()), float(us.max()), len(us), of_passes=not host.steps)
+    return found if lost_us >= MIN_LOST_FRAC * us.sum() else None
+
+
+def _of_steps(events: TraceEvents, host: Host, linked: LinkedWork) -> npt.NDArray[np.float64] | None:
+    """The time of the operators of each marked step, microseconds; None for few steps or unequal numbers of calls."""
+    if len(host.steps) <= MIN_STEPS:
         return None
     starts, ends = (np.array([step[side] for step in host.steps]) for side in (0, 1))
     begun = np.asarray(events.spans.start)[linked.op]
     of_step = np.searchsorted(starts, begun, side="right") - 1
-    inside = (of_step >= 1) & (begun < ends[np.maximum(of_step, 0)])  # the first step may set something up
+    inside = (of_step >= 0) & (begun < ends[np.maximum(of_step, 0)])
     counts, us = (
-        np.bincount(of_step[inside], weights, minlength=len(starts))[1:] for weights in (None, linked.own_us[inside])
+        np.bincount(of_step[inside], weights, minlength=len(starts)) for weights in (None, linked.own_us[inside])
     )
-    if counts.min() == 0 or counts.max() - counts.min() > MAX_CALLS_SPREAD * counts.mean():
-        return None
-    lost_us = float((us - np.quantile(us, PACE_QUANTILE)).clip(min=0.0).sum())
-    found = SlowSteps(lost_us, float(us.sum()), float(us.min()), float(us.max()))
-    return found if lost_us >= MIN_LOST_FRAC * us.sum() else None
+    later = counts[1:]
+    return None if later.min() == 0 or later.max() - later.min() > MAX_CALLS_SPREAD * later.mean() else us
+
+
+def _of_passes(events: TraceEvents, linked: LinkedWork) -> npt.NDArray[np.float64] | None:
+    """The same of passes that nothing marks; None without such."""
+    in_time = np.argsort(linked.start_us, kind="stable")
+    passes = _equal_passes(np.asarray(events.spans.name)[linked.op[in_time]], finest=True)
+    return None if passes is None or passes <= MIN_STEPS else linked.own_us[in_time].reshape(passes, -1).sum(axis=1)

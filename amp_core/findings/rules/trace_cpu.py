@@ -111,9 +111,8 @@ SMALL_BATCHES = Remedy(
 
 _LOADERS = {
     "own process": Remedy(
-        "Faster operators do not help here. Do less work per sample, as by decoding once, transforming once what is "
-        "not random, and caching the result. Worker processes load ahead of time where processors are free beside the "
-        "model's threads.",
+        "Do less work per sample, as by decoding once, transforming once what is not random, and caching the result. "
+        "Worker processes load ahead of time where processors are free beside the model's threads.",
         "loader = DataLoader(data, batch_size, num_workers=2, persistent_workers=True)",
     ),
     "workers": Remedy(
@@ -240,6 +239,8 @@ def python_outside_operators(run: Run) -> list[Finding]:
     finding = cpu_finding(run, part)
     if part.is_one_gap:
         finding = replace(finding, advice=_ONE_GAP.advice, snippet=_ONE_GAP.snippet)
+    elif not _rows(run)["name"].str.contains("::", regex=False).any():
+        finding = replace(finding, advice=_OLD_TORCH.advice, snippet=_OLD_TORCH.snippet)
     elif facts(run.head.environment, "profiler").get("with_stack"):
         finding = replace(finding, advice=_HAS_STACKS.advice, snippet=_HAS_STACKS.snippet)
     return [for_what_runs(run, finding)]
@@ -250,6 +251,12 @@ _ONE_GAP = Remedy(
     "program waits once. Profile several passes after a warm-up.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
 )
+_OLD_TORCH = Remedy(
+    "Faster operators do not help here. This version of PyTorch, before 1.7, records no stacks of Python: sample the "
+    "program, and move what its functions do out of the loop, or into operators on whole tensors.",
+    "py-spy record --output profile.svg -- python main.py",
+)
+"""Operators have no namespace in its traces."""
 _HAS_STACKS = Remedy(
     "Faster operators do not help here. The trace has Python's stacks: a timeline shows the functions in which no "
     "operator runs. Recording them slows Python, so time the program without the profiler first.",
@@ -271,17 +278,20 @@ _HAS_STACKS = Remedy(
         advice="Other programs, a quota, or more threads than processors slow the same work now and then. Give the "
         "program processors of its own, and no more threads than these in all: those of each rank and of a loader's "
         "workers count.",
-        snippet="torch.set_num_threads(len(os.sched_getaffinity(0)) // processes)   # see also /sys/fs/cgroup/cpu.max",
+        snippet="torch.set_num_threads(torch.get_num_threads() // processes)   # and see /sys/fs/cgroup/cpu.max",
         page="step-cost",
     )
 )
 def shared_processor(run: Run) -> list[Finding]:
     """`shared-processor`: a CPU that takes unequally long for the same."""
     part = _pace(run, "shared-processor")
-    findings = [cpu_finding(run, part, _SHARED_MAC if on_macos(run) else None)] if part is not None else []
-    if part is not None and part.is_halted:
-        findings = [replace(f, advice=_HALTED.advice, snippet=_HALTED.snippet) for f in findings]
-    return findings
+    if part is None:
+        return []
+    finding = cpu_finding(run, part, _HALTED if part.is_halted else _SHARED_MAC if on_macos(run) else None)
+    if part.count:  # the first step is none of them
+        ms = part.us / part.count / 1e3
+        finding = replace(finding, value=ms, unit="ms in each of them beyond the pace of the fastest quarter")
+    return [finding]
 
 
 _SHARED_MAC = Remedy(
@@ -289,7 +299,7 @@ _SHARED_MAC = Remedy(
     "and take no more threads than it has fast processors: those of each rank and of a loader's workers count.",
     "torch.set_num_threads(os.cpu_count() // processes)   # or fewer: slow processors count here too",
 )
-"""macOS has neither sched_getaffinity nor cgroups."""
+"""Processors of Apple are fast and slow ones, and macOS has no cgroups."""
 _HALTED = Remedy(
     "Calls that compute nothing took long then, too, so no operator is to blame: the machine was suspended, the "
     "process was stopped, or it waited for memory that was swapped out. Profile again.",

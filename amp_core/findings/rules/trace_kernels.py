@@ -266,8 +266,11 @@ _OF_THE_BATCH = r"bn_fw_tr|batchnorm_fwtr|batch_norm_collect_statistics|BatchNor
 
 
 def _counts_batches(rows: pd.DataFrame) -> bool:
-    """Whether the program counts its batches, `num_batches_tracked`, as often as it calls batch norm: among operators
-    of a CPU with their shapes."""
+    """Whether the program counts its batches, `num_batches_tracked`, as often as it calls batch norm, among operators
+    of a CPU with their shapes; or whether batch norm computes the statistics of a batch by operators of its own."""
+    inside = rows[(rows["top_op"] == "aten::batch_norm") & rows["name"].isin(_STATISTICS)]
+    if int(inside["count"].sum()):
+        return True
     outermost = rows[rows["top_op"] == rows["name"]]
     counts = outermost[outermost["name"].isin(_COUNTS) & outermost["in_shapes"].str.startswith("[[], []")]
     counts = counts[counts["in_dtypes"].str.contains(_INTEGER)]
@@ -275,6 +278,8 @@ def _counts_batches(rows: pd.DataFrame) -> bool:
     return bool(counts["count"].sum() >= norms["count"].sum() > 0)
 
 
+_STATISTICS = ("aten::mean", "aten::sum", "aten::var", "aten::var_mean", "aten::batch_norm_update_stats")
+"""Operators that batch norm calls in training alone."""
 _COUNTS = ("aten::add_", "aten::add")
 """Operators by which torch.nn counts batches, up to PyTorch 1.12 by the second."""
 _INTEGER = r'^\["(?:long|(?:__)?int64)'
