@@ -238,7 +238,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         slow_calls=slow_calls(events, linked),
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
-        recomputation=recomputation(events, host, linked),
+        recomputation=recomputation(events, host, linked, inside),
         compilations=compilations(events),
         slow_device=slow_device(events, host, linked),
         elementwise_rate=elementwise_rate(events, amd=amd),
