@@ -1,0 +1,73 @@
+"""Statements on kernels, layouts and copies that an audit of public traces refuted: each case, and its neighbour."""
+
+import pytest
+
+from amp_core.traces import read_trace
+from tests.traces import made
+from tests.traces.made import Made, finding_of, run_of, write
+
+AMD = ("AMD Instinct MI300X", (9, 4))
+TURNED = "batched_transpose_16x64_pack_1x4_ediv_1x2_half"
+
+
+def recomputing(queued_us=0):
+    """A step whose backward recomputes 2 of 10 ms, behind `queued_us` of work from before the trace."""
+    trace = Made()
+    if queued_us:
+        trace.event("kernel", made.GEMM, 0, queued_us, "stream 7", correlation=5, device=0, stream=7)
+    trace.event("mark", "ProfilerStep#3", 10, 12_000, 1)
+    trace.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 100, 200, 2, **{"Sequence number": 1})
+    trace.op("aten::linear", 110, 20, 2)
+    trace.kernel(made.GEMM, queued_us + 400, 1_200, 112, 2)
+    trace.op("aten::layer_norm", 150, 20, 2)
+    trace.kernel(made.RELU, queued_us + 1_600, 800, 152, 2)
+    trace.op("aten::mm", 400, 20, 2)
+    trace.kernel(made.GEMM, queued_us + 2_400, 8_000, 402, 2)
+    trace.op("aten::copy_", 450, 20, 2)
+    trace.kernel("Memcpy DtoD (Device -> Device)", queued_us + 10_400, 900, 452, 2, sort="copy")
+    return trace
+
+
+@pytest.mark.parametrize("queued_us", [0, 9_000])
+def test_recomputation_is_a_share_of_what_the_trace_launched(tmp_path, queued_us):
+    found = read_trace(write(tmp_path / "t.json", recomputing(queued_us).document())).recomputation
+    assert found is not None and found.us == 2_000 and found.frac == pytest.approx(0.2)
+
+
+def turning(norm="void at::native::batch_norm_transform_input_kernel<c10::BFloat16>"):
+    """A convolution between transposes of two sizes of tile, and a kernel after it."""
+    trace = Made()
+    for n in range(4):
+        trace.op("aten::miopen_convolution", 20 * n, 18)
+        trace.kernel(TURNED, 100 + 400 * n, 40, 20 * n + 2)
+        trace.kernel("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt256x64x8", 140 + 400 * n, 300, 20 * n + 6)
+        trace.kernel("batched_transpose_256x4_half", 440 + 400 * n, 10, 20 * n + 10)
+        trace.op("aten::batch_norm", 20 * n + 18, 2)
+        trace.kernel(norm, 450 + 400 * n, 50, 20 * n + 19)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hip", "asks"),
+    [(AMD, 60443483, True), (AMD, None, True), (AMD, 70253211, False), (("Tesla V100-SXM2-32GB", (7, 0)), None, False)],
+)
+def test_channels_last_on_amd_needs_the_environment_before_rocm_7(tmp_path, gpu, hip, asks):
+    head = {} if hip is None else {"hip_runtime_version": hip}
+    finding = finding_of(run_of(tmp_path, turning(), *gpu, **head), "layout-transposes")
+    assert ('"PYTORCH_MIOPEN_SUGGEST_NHWC"] = "1"' in finding.snippet) == asks
+    assert ("SUGGEST_NHWC_BATCHNORM" in finding.snippet) == asks
+    assert ("Matrix-core" in finding.advice) == (gpu is AMD) != ("Tensor-core" in finding.advice)
+
+
+def test_the_environment_names_batch_norm_only_where_there_is_one(tmp_path):
+    trace = turning(norm=made.RELU)
+    trace.events = [event for event in trace.events if event["name"] != "aten::batch_norm"]
+    finding = finding_of(run_of(tmp_path, trace, *AMD), "layout-transposes")
+    assert "SUGGEST_NHWC" in finding.snippet and "BATCHNORM" not in finding.snippet
+
+
+def test_transposes_of_every_tile_change_the_layout(tmp_path):
+    trace = turning()
+    trace.events = [event for event in trace.events if not event["name"].startswith("aten::")]
+    finding = finding_of(run_of(tmp_path, trace, *AMD), "layout-transposes")
+    assert finding.value == pytest.approx(50 / 400)
