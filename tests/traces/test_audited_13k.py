@@ -2,6 +2,7 @@
 
 import pytest
 
+from amp_core.findings import first_sentence
 from amp_core.traces import read_trace
 from tests.traces import made
 from tests.traces.made import Made, finding_of, run_of, write
@@ -71,3 +72,74 @@ def test_transposes_of_every_tile_change_the_layout(tmp_path):
     trace.events = [event for event in trace.events if not event["name"].startswith("aten::")]
     finding = finding_of(run_of(tmp_path, trace, *AMD), "layout-transposes")
     assert finding.value == pytest.approx(50 / 400)
+
+
+def adding(us, elements=2**25):
+    """Sums of two tensors on a V100 of 900 GB/s, launched ahead; the last one is longer."""
+    trace, at = Made(), 100
+    for n in range(8):
+        each_us = us + 20 * n
+        sizes = [[elements // 1024, 1024]] * 2
+        trace.op("aten::add", 10 * n, 8, **{"Input Dims": [*sizes, []], "Input type": ["float", "float", "Scalar"]})
+        trace.kernel(made.RELU, at, each_us, 10 * n + 2)
+        at += each_us
+    return trace
+
+
+@pytest.mark.parametrize(("us", "elements", "told"), [(1240, 2**25, True), (540, 2**25, False), (200, 2**22, False)])
+def test_a_large_sum_far_below_its_memorys_rate_is_told_with_its_saving(tmp_path, us, elements, told):
+    sentence = first_sentence(run_of(tmp_path, adding(us, elements)))
+    assert ("up to 6.01 of 10.5 ms per profiled window. Check the clocks" in sentence) == told
+    assert sentence.startswith("No single change") != told
+
+
+NORM = "void at::native::batch_norm_backward_kernel<c10::BFloat16, c10::BFloat16, float, int>(...)"
+
+
+def normalizing(grid, call="hipLaunchKernel"):
+    """Batch norms of 200 to 260 us, launched ahead, beside elementwise kernels; no operator is recorded."""
+    trace, at = Made(), 100
+    for n in range(6):
+        for name, us, size in ((NORM, 200 + 10 * n, grid), (made.RELU, 60 + 5 * n, [4096, 1, 1])):
+            trace.kernel(name, at, us, 5 * n + (name is made.RELU))
+            trace.events[-3]["name"] = call
+            trace.events[-1]["args"] |= {"grid": size, "block": [256, 1, 1]}
+            at += us
+    return trace
+
+
+def run_on_amd(tmp_path, trace):
+    gpu = {"name": AMD[0], "computeMajor": 9, "computeMinor": 4, "warpSize": 64, "numSms": 304}
+    return run_of(tmp_path, trace, deviceProperties=[gpu])
+
+
+@pytest.mark.parametrize(
+    ("grid", "call", "per_unit"),
+    [
+        ([64, 1, 1], "hipLaunchKernel", 64 / 304),
+        ([64 * 256, 1, 1], "hipExtModuleLaunchKernel", 64 / 304),
+        ([64, 19, 1], "hipLaunchKernel", 4),
+    ],
+)
+def test_kernels_of_few_blocks_are_not_memory_bound(tmp_path, grid, call, per_unit):
+    run = run_on_amd(tmp_path, normalizing(grid, call))
+    of_norms = run.timeline[run.timeline["name"] == NORM]
+    assert of_norms["blocks_per_sm"].tolist() == pytest.approx([per_unit] * 6, abs=1e-5)
+    finding = finding_of(run, "memory-bound-kernels")
+    told = "in kernels with fewer blocks than the GPU has compute units, most in"
+    assert (told in finding.advice) == ("(64 on average for 304)" in finding.advice) == (per_unit < 1)
+    assert finding.advice.startswith("These kernels are memory-bound") == (per_unit >= 1)
+    assert "batch norm alone 76 %" in finding.title
+    assert ("fusing them halves their memory traffic" in finding.title) == (per_unit >= 1)
+
+
+@pytest.mark.parametrize(("columns", "is_small"), [(1024, True), (32768, False)])
+def test_small_calls_of_an_unnamed_gpu_are_not_memory_bound(tmp_path, columns, is_small):
+    trace, at = Made(), 100
+    for n in range(8):
+        sizes = {"Input Dims": [[256, columns], []], "Input type": ["float", "double"]}
+        trace.op(("aten::mul_", "aten::relu")[n % 2], 10 * n, 8, **sizes)
+        trace.kernel(made.RELU, at, 30 + n, 10 * n + 2)
+        at += 30 + n
+    advice = finding_of(run_of(tmp_path, trace, gpu=""), "memory-bound-kernels").advice
+    assert ("mostly small: they move so little" in advice) == is_small != ("memory-bound" in advice)
