@@ -2,6 +2,8 @@
 
 import pytest
 
+from amp_core.analysis.performance.fp64_savings import fp64_rows
+from amp_core.analysis.performance.kernels import kernel_rows
 from amp_core.findings import first_sentence
 from amp_core.traces import read_trace
 from tests.traces import made
@@ -143,3 +145,42 @@ def test_small_calls_of_an_unnamed_gpu_are_not_memory_bound(tmp_path, columns, i
         at += 30 + n
     advice = finding_of(run_of(tmp_path, trace, gpu=""), "memory-bound-kernels").advice
     assert ("mostly small: they move so little" in advice) == is_small != ("memory-bound" in advice)
+
+
+def of_doubles(graph=True):
+    """Kernels on tensors of doubles between two of others, copies of these doubles, and copies to the host."""
+    trace, at = Made(), 100
+    doubles = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["double", "double"]}
+    masks = {"Input Dims": [[4096, 4096], [4096, 4096]], "Input type": ["bool", "float"]}
+    if graph:
+        trace.op("Torch-Compiled Region: 0/0", 0, 60)
+        trace.event("call", "cudaGraphLaunch", 58, 1, 1, correlation=3)
+    work = [("aten::add", doubles, made.RELU, 300), ("aten::copy_", doubles, "Memcpy DtoD (Device -> Device)", 250)]
+    work += [("aten::mul", masks, made.RELU, 500), ("aten::copy_", masks, "Memcpy DtoH (Device -> Pageable)", 600)]
+    for n in range(8):
+        name, inputs, kernel, us = work[n % 4]
+        trace.op(name, 7 * n, 6, **inputs)
+        trace.kernel(kernel, at, us + 10 * n, 7 * n + 2, sort="copy" if "Memcpy" in kernel else "kernel")
+        at += us + 10 * n
+    return trace
+
+
+def test_copies_of_doubles_are_no_kernels_in_fp64(tmp_path):
+    run = run_of(tmp_path, of_doubles())
+    assert fp64_rows(kernel_rows(run, everything=True))["total_us"].sum() == 640
+    assert "Kernels in FP64 take 18 % of the profiled window, in aten::add" in finding_of(run, "fp64-operators").title
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_copies_within_the_device_beside_longer_ones_have_advice_of_their_own(tmp_path, graph):
+    finding = finding_of(run_of(tmp_path, of_doubles(graph)), "copies")
+    assert "to the host" in finding.advice
+    assert "Beside them, copies within the device take 0.560 ms: " in finding.advice
+    assert ("mark_static_address" in finding.snippet) == ("CUDA graphs" in finding.advice) == graph
+
+
+def test_few_copies_within_the_device_have_none(tmp_path):
+    trace = of_doubles()
+    for one in trace.events:
+        one |= {"dur": 90} if "DtoD" in one["name"] else {}
+    assert "within the device" not in finding_of(run_of(tmp_path, trace), "copies").advice
