@@ -184,3 +184,29 @@ def test_few_copies_within_the_device_have_none(tmp_path):
     for one in trace.events:
         one |= {"dur": 90} if "DtoD" in one["name"] else {}
     assert "within the device" not in finding_of(run_of(tmp_path, trace), "copies").advice
+
+
+@pytest.mark.parametrize(
+    ("between", "expand", "share"),
+    [
+        ("moe_align_block_size_kernel", "fused_moe_kernel", "26 %"),
+        ("moe_align_block_size_kernel", "_moe_lora_expand_kernel", "18 %"),
+        ("void at::native::vectorized_layer_norm_kernel<float>", "fused_moe_kernel", "7 %"),
+    ],
+)
+def test_a_product_right_behind_one_of_adapters_expands_its_result(tmp_path, between, expand, share):
+    """One layer of experts per 1,000 us: its adapters take 70 us to shrink, 80 to prepare and 110 to expand."""
+    trace = Made()
+    for n in range(6):
+        at = 1000 * n + 100
+        for kernel, start, us in (
+            ("_moe_lora_shrink_splitk_kernel", 0, 70),
+            (between, 70, 80),
+            (expand, 150, 110),
+            ("fused_moe_kernel", 260, 640 + n),
+        ):
+            trace.kernel(kernel, at + start, us, 4 * n + start / 100)
+    trace.kernel(made.RELU, 6100, 100, 40)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert f"(LoRA) take at least {share} of the profiled window in kernels of their own" in sentence
+    assert ("in products of other names" in sentence) == (share == "26 %")
