@@ -132,7 +132,8 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     others = rows["total_us"][~is_matrix(rows)].groupby(named).sum()
     share = float(others.max() / rows["total_us"].sum()) if len(others) else 0.0
     longest = f"{others.idxmax()} takes {percent(share)} of the kernel time" if share > MAIN_OP_FRAC else ""
-    at_rate = _at_rate(run, rows[~is_matrix(rows) & (named == others.idxmax())]) if longest else _Beside()
+    of_longest = rows[~is_matrix(rows) & (named == (others.idxmax() if longest else ""))]
+    at_rate = _at_rate(run, savings, of_longest, longest) if longest else _Beside()
     longest += at_rate.sentences
     if savings.peak_frac is None and work.kernel_frac > MAIN_PRODUCT_FRAC and not longest:
         it_takes = "it takes" if len(work.kinds.fracs) == 1 else "they take"
@@ -179,6 +180,9 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
     nothing = f"{change[0].upper()}{change[1:]} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}"
     if beside.first and not longest:
         nothing = f"{beside.first} Beside that, {nothing[0].lower()}{nothing[1:]}"
+    if at_rate.first:
+        products = f": {of_products}" if work.frac > 0 else ""
+        return f"{at_rate.first} Beside that, {nothing[0].lower()}{nothing[1:]}{products}.{rest}"
     return f"{nothing}: {told}.{'' if longest else beside.sentences}{rest}"
 
 
@@ -298,20 +302,38 @@ MIN_PASS_FRAC = 0.05
 """Share of the time of such kernels from which one passes over the tensor, and does not read a few of its values."""
 
 
-def _at_rate(run: Run, rows: pd.DataFrame) -> _Beside:
-    """The rate at which large calls of an operator that memory bounds move memory, as part of a sentence; nothing for
-    others, and where the rate or that of the data sheet is unknown."""
+def _at_rate(run: Run, savings: Savings, rows: pd.DataFrame, longest: str) -> _Beside:
+    """The rate at which large calls of an operator that memory bounds move memory, as part of a sentence, and what it
+    could save where that is low for calls so large; nothing for others, and where the rate or that of the data sheet is
+    unknown. `longest`: that the operator takes most of the kernel time, as the begin of a sentence."""
     rates = dense_rates(profiled_gpu(run, str(run.head.config.get("device") or "")).name)
     bounds = part_of(rows).isin(_MEMORY_PARTS).all() and (rows["total_us"] >= MIN_LARGE_US * rows["count"]).all()
     rate = rate_at_most(rows) if bounds else 0.0
     if rates is None or not rate or rate > rates.gb_per_s:
         return _Beside()
     frac = rate / rates.gb_per_s
-    return _Beside(
-        f", at up to {number(rate, 'GB/s')}, {percent(frac)} of its memory's rate", is_left=frac < GOOD_RATE_FRAC
+    told = f", at up to {number(rate, 'GB/s')}, {percent(frac)} of its memory's rate"
+    us, count = float(rows["total_us"].sum()), float(rows["count"].sum())
+    saved_frac = (1 - frac / max(USUAL_RATE_FRACS)) * us / float(window_rows(run)["wall_us"].sum())
+    is_elementwise = bool(rows["category"].isin(["elementwise", "cast"]).all())
+    is_huge = 1e3 * rate * us >= MIN_HUGE_BYTES * count
+    if not (is_elementwise and is_huge) or frac >= MAX_LOW_RATE_FRAC or saved_frac < MIN_SAVED_FRAC:
+        return _Beside(told, is_left=frac < GOOD_RATE_FRAC)
+    step_ms = savings.cost.step_us / 1e3
+    low, high = (f"{100 * usual:.0f}" for usual in USUAL_RATE_FRACS)
+    first = (
+        f"{longest}{told}, where calls as large reach {low} to {high} %: up to {number(saved_frac * step_ms)} of "
+        f"{number(step_ms, 'ms')} per {savings.unit}. Check the clocks and the power limit, other processes on the "
+        "GPU, whether it is only a partition of one, and whether the tensors' rows are contiguous."
     )
+    return _Beside(told, first, is_left=True)
 
 
+MIN_HUGE_BYTES, MAX_LOW_RATE_FRAC = 1e8, 0.5
+"""Bytes of one call, more than a cache holds, and the share of the data sheet's rate of memory below which an
+elementwise kernel on so many is slow for a reason that its sizes do not tell."""
+USUAL_RATE_FRACS = (0.7, 0.8)
+"""Shares of that rate that such kernels usually reach, as copies of the STREAM benchmark do."""
 MIN_LARGE_US = 50.0
 """Shorter kernels move less than memory could while they start and end."""
 GOOD_RATE_FRAC = 0.6

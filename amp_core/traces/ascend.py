@@ -172,6 +172,8 @@ def add_npu_work(
         work.occupancy.append(math.nan)
         work.blocks_per_sm.append(math.nan)
         work.shared_bytes.append(math.nan)
+        work.grid.append(math.nan)
+        work.block.append(math.nan)
         work.process.append(-1)
         if one.message:
             events.messages_of_work[len(work) - 1] = texts.intern(one.message)

@@ -40,6 +40,7 @@ from amp_core.traces.events import (
     InternedTexts,
     TraceEvents,
 )
+from amp_core.traces.grids import sizes_of_launch
 from amp_core.traces.refusals import check_categories, check_content, check_duplicates, is_within
 from amp_core.traces.rocprof import BEGAN, torchs_events
 
@@ -288,6 +289,10 @@ class _Collector:
         ):
             value = _time(arguments.get(key))
             column.append(math.nan if value is None else value)
+        is_told = not math.isnan(work.blocks_per_sm[-1])
+        grid, block = (math.nan, math.nan) if is_told else sizes_of_launch(arguments)
+        work.grid.append(grid)
+        work.block.append(block)
         work.process.append(_process(event.get("pid"), self._processes))
         if (moved := _time(arguments.get("bytes"))) is not None and moved >= 0:
             self.events.moved_bytes[len(work) - 1] = moved

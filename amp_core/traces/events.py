@@ -91,6 +91,11 @@ class Work:
     blocks_per_sm: "array[float]" = field(default_factory=lambda: array("f"))
     shared_bytes: "array[float]" = field(default_factory=lambda: array("f"))
     """Shared memory of a block, bytes."""
+    grid: "array[float]" = field(default_factory=lambda: array("f"))
+    """The product of its sizes as the launching call takes them; NaN where not known, as the next, and where the trace
+    tells the blocks per SM."""
+    block: "array[float]" = field(default_factory=lambda: array("f"))
+    """Threads of a block."""
     process: "array[int]" = field(default_factory=lambda: array("i"))
     """The process under which the trace lists it, an index into `processes`; -1 where that is not known."""
 

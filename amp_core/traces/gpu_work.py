@@ -118,6 +118,11 @@ def _link_work(events: TraceEvents, host: Host) -> LinkedWork:
 _GRAPH_LAUNCH, _WHOLE_GRAPH = re.compile(r"GraphLaunch|GraphExec|ExecuteGraph"), re.compile(r"GraphLaunch|ExecuteGraph")
 
 
+def call_of_work(events: TraceEvents) -> Ints:
+    """The number of the call that launched each work; -1 where it is not in the trace."""
+    return _calls(events.work, events.calls)
+
+
 def _calls(work: Work, calls: Calls) -> Ints:
     """The call that launched each work; -1 is none. Some versions of ROCm write the correlation as `External id`."""
     key, among = _correlation(work), np.asarray(calls.correlation)

@@ -21,6 +21,7 @@ import numpy as np
 from amp_core.hardware.gpus import AMD_WARP, amd_name, is_amd
 from amp_core.schema import RunError
 from amp_core.traces import rocprof
+from amp_core.traces.blocks_per_sm import add_blocks_per_sm
 from amp_core.traces.chains import ACCUMULATES
 from amp_core.traces.cold_calls import cold_calls
 from amp_core.traces.collect import LEGACY_PROCESS, collect
@@ -142,6 +143,9 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     misclocked = drop_misclocked(events)
     host = link(events)
     linked = link_work(events, host)
+    gpus = _gpus(stream.head)
+    units = (gpu["multiprocessors"] for gpu in gpus)
+    add_blocks_per_sm(events, dict(zip(_device_ids(stream.head), units, strict=True)))
     join_products(events, host, linked)
     drop_steps_without_work(host, linked)
     cut_last_step(events, host)
@@ -162,7 +166,6 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     earlier_us = 0.0
     if len(events.work) and windows[0].first is None:
         earlier_us = windows[0].device_start - float(linked.start_us.min())
-    gpus = _gpus(stream.head)
     accelerator = accelerator or events.accelerator or "cuda"
     amd = any(is_amd(gpu["name"]) for gpu in gpus) or any(_ROCM.search(text) for text in events.texts)
     unrecorded = not len(events.work) and events.uses_device
@@ -240,7 +243,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         slow_calls=slow_calls(events, linked),
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
-        recomputation=recomputation(events, host, linked),
+        recomputation=recomputation(events, host, linked, inside),
         compilations=compilations(events),
         slow_device=slow_device(events, host, linked),
         elementwise_rate=elementwise_rate(events, amd=amd),

@@ -1,6 +1,6 @@
 """What a trace shows of activation checkpointing: the forward pass that backward computes anew.
 
->>> recomputation(events, host, linked)
+>>> recomputation(events, host, linked, launch_windows(windows, linked))
 Recomputation(count=24, us=571000.0, frac=0.17)
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from amp_core.hardware.kernel_names import classify_kernel
+from amp_core.hardware.kernel_names import COPIES, classify_kernel
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.link import EVALUATE, Host, Ints
@@ -32,13 +32,14 @@ class Recomputation:
     count: int
     """Nodes of autograd that compute a part of forward first."""
     us: float
-    """The time of that, on the device, or of a CPU's operators; microseconds, all of the trace."""
+    """The time of that, in kernels, or in a CPU's operators; microseconds, of what was launched in the windows."""
     frac: float
-    """Its share of the time of all work but collectives, which wait for other ranks."""
+    """Its share of the time of all such work but collectives, which wait for other ranks."""
 
 
-def recomputation(events: TraceEvents, host: Host, linked: LinkedWork) -> Recomputation | None:
-    """The recomputation of a trace; None where it takes little or there is none."""
+def recomputation(events: TraceEvents, host: Host, linked: LinkedWork, window: Ints) -> Recomputation | None:
+    """The recomputation of a trace; None where it takes little or there is none. `window`: by work, the window in which
+    it was launched; -1 outside of all and before the trace, which has no operators to tell what it recomputes."""
     forward = np.array([_OF_FORWARD.match(text) is not None for text in events.texts], dtype=bool)
     if not len(linked) or not forward.any():
         return None
@@ -55,13 +56,17 @@ def recomputation(events: TraceEvents, host: Host, linked: LinkedWork) -> Recomp
     begins, ends = np.full(len(spans), np.inf), np.full(len(spans), -np.inf)
     np.minimum.at(begins, node, start[candidates])
     np.maximum.at(ends, node, end[candidates])
-    op = linked.op[linked.op >= 0]
+    counts = window >= 0
+    if len(events.work):
+        kinds = [classify_kernel(text).category for text in events.texts]
+        counts &= np.array([kind not in (*COPIES, "communication") for kind in kinds], dtype=bool)[linked.name]
+    known = counts & (linked.op >= 0)
+    op = linked.op[known]
     around = _node_around(host, is_node, op)
     inside = (around >= 0) & (start[op] >= begins[around]) & (start[op] < ends[around])
-    us = float(linked.own_us[linked.op >= 0][inside].sum())
-    communicates = np.array([classify_kernel(text).category == "communication" for text in events.texts], dtype=bool)
-    frac = us / max(float(linked.own_us[~communicates[linked.name]].sum()), 1e-3)
-    return Recomputation(len(np.unique(node)), us, frac) if frac >= MIN_FRAC else None
+    us = float(linked.own_us[known][inside].sum())
+    frac = us / max(float(linked.own_us[counts].sum()), 1e-3)
+    return Recomputation(len(np.unique(around[inside])), us, frac) if frac >= MIN_FRAC else None
 
 
 def _node_around(host: Host, is_node: npt.NDArray[np.bool_], spans: Ints) -> Ints:

@@ -10,21 +10,20 @@ from amp_core.analysis.performance.gemm_shapes import dtypes_of, shapes_of
 from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import Basis, Saving, longest_name, others
 from amp_core.hardware.gpus import Gpu, is_amd
+from amp_core.hardware.kernel_names import COPIES
 
 _BY_NAME = r"<double[,>]|lambda\(double[,)]"
 """In the names of torch's kernels for that dtype; arguments of type double are numbers, of any dtype's kernel."""
-_OF_HOST = "HtoD|DtoH|HostToDevice|DeviceToHost"
-"""In the names of copies from and to the host."""
 SMALL_CHIP_RATIO, LARGE_CHIP_RATIO = 32.0, 2.0
 """How many times as fast a GPU multiplies FP32 at least: those for graphics, whose compute capability does not end with
 0, have few units for FP64 (CUDA C++ Programming Guide, arithmetic instructions)."""
 
 
 def fp64_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `kernels` in FP64, as their names or the inputs of their operators tell, without copies from and to
-    the host."""
+    """The rows of `kernels` in FP64, as their names or the inputs of their operators tell. Copies are no kernels: what
+    they save is told as theirs."""
     in_fp64 = rows["name"].str.contains(_BY_NAME) | (rows["precision"] == "fp64") | _takes_double(rows)
-    return rows[in_fp64 & ~rows["name"].str.contains(_OF_HOST)]
+    return rows[in_fp64 & ~rows["category"].isin(COPIES)]
 
 
 def fp64_saving(rows: pd.DataFrame, basis: Basis, gpu: Gpu) -> Saving:

@@ -6,7 +6,9 @@
 
 import pandas as pd
 
-_TURNING = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|^batched_transpose_\d+x\d+_pack"
+_TURNING = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|^batched_transpose_\d+x\d+_"
+"""In the names of such kernels; MIOpen's have the tile, then what they move at once: `16x64_pack_1x4_ediv_1x2_half`,
+`4x64_half`."""
 
 
 def layout_rows(rows: pd.DataFrame) -> pd.DataFrame:

@@ -35,6 +35,23 @@ def far_below_memory(rows: pd.DataFrame, gb_per_s: float | None, *, short: bool 
     return far.reindex(rows.index, fill_value=False)
 
 
+MAX_SMALL_BYTES, MAX_SMALL_GB_PER_S = 10e6, 128.0
+"""A call that moves fewer bytes at a lower rate is bound by its start or its few blocks on whatever GPU: caches hold so
+few, and the slowest memory of a GPU with tensor cores is faster (GeForce RTX 3050 Mobile: 192 GB/s)."""
+
+
+def moves_hardly_anything(rows: pd.DataFrame) -> "pd.Series[bool]":
+    """Which rows of `kernels` move so few bytes so slowly that memory bounds them on no GPU; False where sizes are
+    unknown."""
+    known = rows["in_shapes"].ne("")
+    chosen = rows[known]
+    bytes_ = [_at_most(shapes, dtypes) for shapes, dtypes in zip(chosen["in_shapes"], chosen["in_dtypes"], strict=True)]
+    each = pd.Series(bytes_, index=chosen.index, dtype=float)
+    small = (each > 0) & (each < MAX_SMALL_BYTES)
+    small &= each * chosen["count"] < MAX_SMALL_GB_PER_S * 1e3 * chosen["total_us"]
+    return small.reindex(rows.index, fill_value=False)
+
+
 def rate_at_most(rows: pd.DataFrame) -> float:
     """The rate in GB/s at which rows of `kernels` move memory at most, by the same bytes; 0 if sizes are unknown for
     one of them."""

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.attention import SOFTMAX, has_attention_in_steps
+from amp_core.analysis.performance.few_blocks import FewBlocks, few_blocks_us
 from amp_core.analysis.performance.growing_joins import growing_joins
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
-from amp_core.analysis.performance.memory_rate import far_below_memory
+from amp_core.analysis.performance.memory_rate import far_below_memory, moves_hardly_anything
 from amp_core.analysis.performance.saving import Basis, MemorySaving, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.analysis.performance.training_part import ZEROING
@@ -52,14 +53,15 @@ _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
 
-def memory_savings(rows: pd.DataFrame, basis: Basis) -> list[Saving]:
-    """The savings of kernels that memory bounds. `rows` of `kernels` count work that runs beside other work once."""
+def memory_savings(rows: pd.DataFrame, basis: Basis, few: FewBlocks | None = None) -> list[Saving]:
+    """The savings of kernels that memory bounds. `rows` of `kernels` count work that runs beside other work once.
+    `few`: kernels with fewer blocks than the GPU has multiprocessors."""
     # Other libraries' kernels already do several operators' work.
     by_torch = rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     by_torch &= ~rows["name"].str.contains("triton", regex=False)
     is_slow = far_below_memory(rows, basis.rates.gb_per_s if basis.rates else None)
     return [
-        _unfused(rows, by_torch & ~is_slow, basis),
+        _unfused(rows, by_torch & ~is_slow, basis, few or {}),
         _optimizer(rows[by_torch], basis),
         _layouts(rows, basis),
         _layout_copies(rows, basis),
@@ -113,7 +115,7 @@ MIN_ONE_CALL_FRAC = 0.95
 """Share of the kernel time in such calls from which a program does nothing else."""
 
 
-def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> MemorySaving:
+def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis, few: FewBlocks) -> MemorySaving:
     """What fusing saves of such rows."""
     bound = _fusible(rows, by_torch) if float(rows["count"].sum()) >= MIN_FUSED_KERNELS * basis.steps else rows[:0]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
@@ -136,6 +138,9 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> M
     its_us = basis.each_us(bound["total_us"][bound["op"] == longest])
     both = f"{longest} with {longest}_" if f"{longest}_" in in_place else longest
     alone = f", {both} alone {step_share(its_us, basis.cost)}" if longest and others(bound, "op") else ""
+    norms_us = basis.each_us(bound["total_us"][bound["name"].str.contains(_BATCH_NORM)])
+    if us / 2 < norms_us < us and not longest:
+        alone = f", batch norm alone {step_share(norms_us, basis.cost)}"
     # Of what neither vanishes with the scores nor with the types of tensors.
     rest_us = bound["total_us"] - (in_steps_us if is_in_steps else 0.0)
     if lone_us:
@@ -145,9 +150,20 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> M
     is_chained = chains_us > halves_us
     why = _IN_CHAINS if is_chained else "fusing them halves their memory traffic"
     starts = is_shortest(rows) | far_below_memory(rows, basis.rates.gb_per_s if basis.rates else None, short=True)
-    are_shortest = 2 * float(bound["total_us"][starts[bound.index]].sum()) > float(bound["total_us"].sum())
+    whole_us = float(bound["total_us"].sum())
+    are_shortest = 2 * float(bound["total_us"][starts[bound.index]].sum()) > whole_us
+    are_small = False
+    if not are_shortest and basis.rates is None:
+        small = moves_hardly_anything(bound) | starts[bound.index]
+        are_small = 2 * float(bound["total_us"][small].sum()) > whole_us
+    few_us = few_blocks_us(bound, few)
+    few_frac = float(few_us.sum()) / whole_us if whole_us and not are_shortest else 0.0
     if are_shortest and not is_chained:
         why = "most are so short that starting them takes their time, so fewer, fused ones take less"
+    elif are_small and not is_chained:
+        why = "most move so little that starting them, or their few blocks, takes their time, so fewer ones take less"
+    elif few_frac > MIN_MOST_FRAC and not is_chained:
+        why = "most have fewer blocks than the GPU has multiprocessors, so ones that split their sums take less"
     if lone_us:
         why += f", and casts between products, {basis.taken(lone_us)}, vanish where tensors have their type"
     without = ", and fused attention needs no softmax" if in_steps else ""
@@ -167,8 +183,24 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis) -> M
         others=others(bound, "op" if longest else "name"),
         fused_us=fused_us,
         are_shortest=are_shortest,
+        are_small=are_small,
+        few_blocks_frac=few_frac,
+        few_blocks_of=_longest_of(bound, few_us),
         lone_us=lone_us,
     )
+
+
+MIN_MOST_FRAC = 0.5
+_BATCH_NORM = r"(?i)batch_?norm|\bbn_(?:fw|bw)"
+"""In the names of kernels of batch norm."""
+
+
+def _longest_of(rows: pd.DataFrame, us: "pd.Series[float]") -> tuple[str, str]:
+    """The names of the kernel and the operator of the row with most of that time; empty where none has any."""
+    if float(us.sum()) <= 0:
+        return "", ""
+    longest = rows.iloc[int(us.to_numpy().argmax())]
+    return str(longest["name"]), str(longest["op"])
 
 
 def _away_frac(rows: pd.DataFrame) -> "pd.Series[float]":

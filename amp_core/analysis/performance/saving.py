@@ -223,6 +223,14 @@ class MemorySaving(Saving):
     are_shortest: bool = False
     """Whether most of their time is in kernels as short as any, or in short ones that move hardly anything: starting
     takes it, and not memory."""
+    are_small: bool = False
+    """Of a GPU that the trace does not name: whether most of their time is in kernels that move hardly anything, at a
+    rate that no memory of a GPU has as its limit: starting takes it, or their few blocks."""
+    few_blocks_frac: float = 0.0
+    """The share of their time in kernels with fewer blocks than the GPU has multiprocessors: memory does not bound
+    these."""
+    few_blocks_of: tuple[str, str] = ("", "")
+    """The kernel and the operator with most of that; empty without such kernels."""
     lone_us: float = 0.0
     """The part in casts between products, which nothing is fused with."""
 

@@ -20,6 +20,7 @@ from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.communication_savings import beside_backward_us, communication_saving
 from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.few_blocks import few_blocks
 from amp_core.analysis.performance.fp64_savings import fp64_saving
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import (
@@ -203,7 +204,7 @@ def _all_savings(run: Run, rows: pd.DataFrame, windows: pd.DataFrame, basis: Bas
     counted = counted_once(rows)
     of_kernels: list[Saving] = [
         *product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False),
-        *memory_savings(counted, basis),
+        *memory_savings(counted, basis, few_blocks(run)),
         fp64_saving(counted_once(of_main(run, kernel_rows(run, everything=True))), basis, gpu),
     ]
     if is_idle:  # what they save only once the device no longer waits comes after what it waits for

@@ -16,6 +16,7 @@ from amp_core.analysis.performance.product_savings import FP32_OF_THREE
 from amp_core.analysis.performance.saving import Saving, longest_name, others
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.steps import autocast_dtype, recipe
+from amp_core.findings.channels_last import for_miopen
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy, Severity
 from amp_core.findings.registry import make_finding, paired_rule, rule
 from amp_core.findings.signals import GEMM_LAYERS, facts, on_gpu
@@ -240,7 +241,7 @@ def kernels_off_tensor_cores(run: Run) -> list[Finding]:
         value=share,
         limit=MIN_OFF_TENSOR_CORE_FRAC,
         unit="share of matrix time",
-        remedy=remedy,
+        remedy=remedy if remedy is None or product else for_miopen(run, remedy),
     )
     little = is_trace(run) and off["total_us"].sum() < MIN_REPORTED_FRAC * window_rows(run)["wall_us"].sum()
     return [replace(finding, severity="info") if little else finding]
@@ -381,6 +382,13 @@ def _unaligned(run: Run, where: str, sizes: str, share: float, unit: str) -> Fin
     )
 
 
+_TURNED_IMAGES = Remedy(
+    "Tensor-core convolutions need channels-last memory format, but the model uses channels first. Convert the model "
+    "and its inputs once.",
+    "model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
+)
+
+
 @rule(
     Entry(
         code="layout-transposes",
@@ -390,9 +398,8 @@ def _unaligned(run: Run, where: str, sizes: str, share: float, unit: str) -> Fin
         what="Convolutions convert their inputs from NCHW to NHWC and back on every call.",
         signal="Layout conversion kernels.",
         threshold="5 % of total kernel time.",
-        advice="Tensor-core convolutions need channels-last memory format, but the model uses channels first. "
-        "Convert the model and its inputs once.",
-        snippet="model = model.to(memory_format=torch.channels_last)\nx = x.to(memory_format=torch.channels_last)",
+        advice=_TURNED_IMAGES.advice,
+        snippet=_TURNED_IMAGES.snippet,
         page="step-cost",
     )
 )
@@ -424,7 +431,7 @@ def layout_transposes(run: Run) -> list[Finding]:
             value=share,
             limit=MIN_REPORTED_FRAC,
             unit=f"share of kernel time, with {beside} other{'s' if beside > 1 else ''}" if beside else _OF_KERNELS,
-            remedy=_TURNED_SIGNALS if "conv1d" in longest["top_op"] else None,
+            remedy=for_miopen(run, _TURNED_SIGNALS if "conv1d" in longest["top_op"] else _TURNED_IMAGES),
         )
     ]
 

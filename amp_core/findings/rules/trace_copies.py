@@ -7,6 +7,7 @@ from amp_core.analysis.performance.compiled import is_compiled_in_part, replays_
 from amp_core.analysis.performance.host_copies import TO_HOST, copies_on_own_streams, tiny_copies
 from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows
+from amp_core.analysis.performance.main_device import of_main
 from amp_core.analysis.performance.saving import Saving
 from amp_core.analysis.performance.training_part import ZEROING
 from amp_core.findings.launch_remedies import ONE_COPY
@@ -15,6 +16,7 @@ from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_hosts import CREATES, created_on_device
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, guides_remedy, reported_saving, saving_finding, trains
 from amp_core.store.run import Run
+from amp_core.text.formatting import number
 from amp_core.traces.operators import is_compiled_code
 
 
@@ -36,7 +38,39 @@ from amp_core.traces.operators import is_compiled_code
 def copies(run: Run) -> list[Finding]:
     """`copies`: time of copies and fills."""
     saving = reported_saving(run, "copies", Saving)
-    return [] if saving is None else [saving_finding(run, saving, _remedy(run, saving))]
+    if saving is None:
+        return []
+    remedy = _remedy(run, saving)
+    within = _beside_others(run, saving)
+    advice = " ".join(filter(None, (remedy.advice, within.advice)))
+    snippet = "\n".join(filter(None, (remedy.snippet, within.snippet)))
+    return [saving_finding(run, saving, replace(remedy, advice=advice, snippet=snippet))]
+
+
+def _beside_others(run: Run, saving: Saving) -> Remedy:
+    """What to advise for copies within the device beside longer ones in another direction; empty where they are little
+    of what could be saved."""
+    if _way(saving.where) == "within the device":
+        return _NOTHING
+    rows, windows = of_main(run, kernel_rows(run, everything=True)), of_main(run, window_rows(run))
+    rows = rows[(rows["category"] == "memcpy") & (rows["name"].map(_way) == "within the device")]
+    us = float(rows["total_us"].sum()) / (float(windows["steps"].fillna(0.0).sum()) or max(1, len(windows)))
+    if us < MIN_OF_SAVED_FRAC * saving.saved_us or not us:
+        return _NOTHING
+    took = f"Beside them, copies within the device take {number(us / 1e3, 'ms')}"
+    config = run.head.config
+    if config.get("graph_launches") and (config.get("compiled_calls") or is_compiled_in_part(run)):
+        return Remedy(
+            f"{took}: compiled code that replays CUDA graphs copies its inputs into the memory of the graph. Produce "
+            "them there, within the compiled code, or keep them at one address and mark it.",
+            "torch._dynamo.mark_static_address(x)   # an input that is written in place, before the first call",
+        )
+    return Remedy(f"{took}: contiguous(), clone(), cat and changes of layout. Avoid or fuse those.", "")
+
+
+_NOTHING = Remedy("", "")
+MIN_OF_SAVED_FRAC = 0.2
+"""Share of copies within the device in what copies could save from which they get advice of their own."""
 
 
 def _remedy(run: Run, saving: Saving) -> Remedy:

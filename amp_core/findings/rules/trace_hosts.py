@@ -419,8 +419,10 @@ _CALLS = {
         'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # before the first allocation',
     ),
     "uncached": Remedy(
-        "Memory is freed between most launches, tensor by tensor, and each free waits for the device: the caching "
-        "allocator is switched off. Switch it on again; it is meant to be off for debugging only.",
+        # Told is the time in which the device is idle: what a free waits for the device before that is not in it.
+        "Memory is freed between most launches, tensor by tensor, and the calls themselves take long, also once the "
+        "device has ended its work: the caching allocator is switched off. Switch it on again; it is meant to be off "
+        "for debugging only.",
         'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)   # before the first allocation; and the one with HIP',
     ),
     "compiling": Remedy(

@@ -21,6 +21,7 @@ from amp_core.analysis.performance.memory_savings import is_accumulating
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, MemorySaving, Saving, longest_name
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.performance.training_part import takes_fused
+from amp_core.findings.few_blocks import few_blocks_sentence
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
@@ -150,10 +151,13 @@ def _fp64(run: Run) -> str:
 def _of_fewer_passes(run: Run, saving: MemorySaving) -> Remedy:
     """Advice by what is compiled already, and without smaller dtypes where these are in use."""
     remedy = _by_compiling(run, saving)
-    if saving.are_shortest or _is_in_16_bits(run):
+    if saving.are_shortest or saving.are_small or _is_in_16_bits(run):
         remedy = replace(remedy, advice=remedy.advice.replace(_SMALLER, ""))
-    if saving.are_shortest:
-        remedy = replace(remedy, advice=remedy.advice.replace(_FEWER_PASSES, _FEWER_KERNELS))
+    if saving.are_shortest or saving.are_small:
+        fewer = _FEWER_KERNELS if saving.are_shortest else _FEWER_SMALL
+        return replace(remedy, advice=remedy.advice.replace(_FEWER_PASSES, fewer))
+    if few := few_blocks_sentence(run, saving):
+        return replace(remedy, advice=f"{few} {remedy.advice.replace('These kernels', 'The others', 1)}")
     return remedy
 
 
@@ -167,6 +171,10 @@ def _is_in_16_bits(run: Run) -> bool:
 
 _FEWER_PASSES = "memory-bound, so fewer passes over memory help"
 _FEWER_KERNELS = "mostly so short that starting them takes their time, so fewer ones help"
+_FEWER_SMALL = (
+    "mostly small: they move so little for their time that starting them, or their few blocks, takes it, so fewer ones "
+    "help"
+)
 _SMALLER, MIN_HALF_FRAC = ", as do smaller dtypes", 0.9
 _HALF = r"(?i)bfloat16|c10::Half|__half"
 """In the names of types of 16 bits."""

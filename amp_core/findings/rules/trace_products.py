@@ -13,6 +13,7 @@ from amp_core.analysis.performance.kernels import kernel_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import ProductSaving, longest_name
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.channels_last import for_miopen, on_amd
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
@@ -258,13 +259,13 @@ def _is_large(slow: ProductSaving) -> bool:
 
 def _large(run: Run, slow: ProductSaving) -> Remedy:
     """What to advise for large products."""
-    on_amd = is_amd(profiled_gpu(run, str(run.head.config.get("device") or "")).name)
+    is_on_amd = on_amd(run)
     remedy = next((r for word, r in _LARGE.items() if word in slow.where), _LARGE_PRODUCTS)
     if remedy is _LARGE_PRODUCTS:
-        return _LARGE_ON_AMD if on_amd else remedy
+        return _LARGE_ON_AMD if is_on_amd else remedy
     if remedy is not _LARGE["attention"]:
-        return remedy
-    if on_amd:
+        return for_miopen(run, remedy)
+    if is_on_amd:
         return _ATTENTION_ON_AMD
     if _is_in_fp32(run, slow.where):
         return _FP32_ATTENTION
@@ -277,7 +278,7 @@ def _small(run: Run, slow: ProductSaving) -> Remedy:
     """What to advise for products of aligned sizes that do not fill the device."""
     remedy = next((r for word, r in _ALIGNED.items() if word in slow.where), _SMALL)
     if remedy is not _ALIGNED["bmm"] or _has_softmax(run, slow.where):
-        return remedy
+        return for_miopen(run, remedy)
     savings = possible_savings(run)
     return _GATHERED if savings is not None and gathered_matrices(run, savings) else _SMALL_BATCHES
 
