@@ -29,6 +29,7 @@ from amp_core.findings.launch_remedies import (
     ALL_COMPILED,
     ALL_COMPILED_ELSEWHERE,
     AT_START,
+    AT_START_OF_STEPS,
     BEFORE_TRITON,
     BEFORE_TRITON_WITH_OPTIMIZER,
     BESIDE_GRAPH,
@@ -92,7 +93,7 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
     return [saving_finding(run, saving, remedy)]
 
 
-_AT_FIRST = (FIRST_PASS, AT_START, EARLY)
+_AT_FIRST = (FIRST_PASS, AT_START, AT_START_OF_STEPS, EARLY)
 """Advice for what happens at the start alone: nothing of the loop shortens that."""
 
 
@@ -110,21 +111,23 @@ def _with_details(run: Run, remedy: Remedy, saving: IdleSaving) -> Remedy:
 def with_waits(run: Run, remedy: Remedy) -> Remedy:
     """The remedy, with the waits that a graph does not go across where its code captures one."""
     windows = window_rows(run)
-    syncs, last, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "last_syncs", "steps"))
+    syncs, steps = (float(windows[name].fillna(0.0).sum()) for name in ("inner_syncs", "steps"))
     per = steps or float(len(windows))
-    if not steps:  # of several steps, each has a last one
-        syncs -= last
+    least = MIN_INNER_SYNCS if steps else MIN_SYNCS_PER_STEP
     captures = any(call in remedy.snippet for call in _CAPTURING) and not replays_one_graph(run)
     captures &= run.head.config.get("launch_blocking") is not True  # then it waits for each kernel
-    if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in remedy.advice:
+    if not captures or syncs <= least * per or _WAITS_FIRST in remedy.advice:
         return remedy
-    ops = windows["sync_op"][windows["sync_op"] != ""]
-    where = f", the longest in {ops.mode().iloc[0]}" if len(ops) else ""  # not the most often
+    ops = windows["inner_sync_op"][windows["inner_sync_op"] != ""]
+    longest = "" if syncs == per else "the longest "  # not the most often
+    where = f", {longest}in {ops.mode().iloc[0]}" if len(ops) else ""
     unit = "step" if steps else "profiled window"
-    times = f"{mean_count(syncs / per)} times per {unit}{where}"
+    times = f"{'once' if syncs == per else f'{mean_count(syncs / per)} times'} per {unit}{where}"
     return replace(remedy, advice=f"{remedy.advice} The host waits for the GPU {times}: no graph goes across a wait.")
 
 
+MIN_INNER_SYNCS = 0.5
+"""Waits per step between its first and its last launch from which they are told."""
 MIN_OUTSIDE_FRAC = 0.5
 """Share of time in no operator in the longer gaps from which the host does something else there."""
 
@@ -249,10 +252,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return LACKS_MODEL
     if run.head.config.get("launch_blocking") is True:
         return UNBLOCKED
-    if waits_at_start(window_rows(run)):
-        return AT_START
-    if waits_early(window_rows(run)):
-        return EARLY
+    if remedy := _remedy_of_start(run):
+        return remedy
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):
@@ -313,6 +314,16 @@ def launch_remedy(run: Run) -> Remedy | None:
     if not takes_fused(run):
         return OWN_OPTIMIZER if on_cuda else OWN_OPTIMIZER_ELSEWHERE
     return None if on_cuda else ELSEWHERE
+
+
+def _remedy_of_start(run: Run) -> Remedy | None:
+    """What to advise where the host is ahead of the device after the start of the window, or of each step; None for
+    others, and where a step waits for launches before its first kernel."""
+    windows = window_rows(run)
+    if windows["steps"].notna().any():
+        at_start = waits_at_start(windows) and not _waits_between_steps(run)
+        return AT_START_OF_STEPS if at_start else None
+    return AT_START if waits_at_start(windows) else EARLY if waits_early(windows) else None
 
 
 def _recurrent_frac(rows: pd.DataFrame) -> float:

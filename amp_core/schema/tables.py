@@ -373,6 +373,7 @@ TABLES: dict[str, Table] = {
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "number of such calls"),
                 _column("last_syncs", "f", "those of them after which the trace launches nothing more"),
+                _column("inner_syncs", "f", "those of them between the first and the last launch of a step's kernels"),
                 _RANK,
                 _column(
                     "idle_sync_us",
@@ -476,6 +477,7 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),
+                _column("inner_sync_op", "s", "the same of inner_syncs"),
                 _column(
                     "lead_us",
                     "f",
@@ -486,7 +488,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "late_until_us",
                     "f",
-                    "from the start of wall_us until nearly all idle time before late launches is over; 0 without any",
+                    "from the start of wall_us, of several steps from that of each, until nearly all idle time before "
+                    "late launches is over; 0 without any",
                 ),
                 _column(
                     "lead_outside_us",

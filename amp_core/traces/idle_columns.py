@@ -138,7 +138,7 @@ def idle_columns(
         "longer_function_launches": launches_in(
             events, host, longest["longer_function"][0], np.unique(linked.launched_us[selected])
         ),
-        "late_until_us": _until_us(causes.late, spans.low),
+        "late_until_us": _until_us(causes.late, spans, host),
         "pause_us": _pause_us(host, outside_operators(events, host, causes.late), spans),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
@@ -156,13 +156,17 @@ def idle_columns(
     }
 
 
-def _until_us(late: times.Intervals, low: float) -> float:
-    """How long after `low` the device has waited for nearly all of the time that it waits for launches; 0 if it never
-    does."""
-    order = np.argsort(late[0], kind="stable")
-    start, end = late[0][order], late[1][order]
-    waited = np.cumsum(end - start)
-    return float(end[np.searchsorted(waited, NEARLY_ALL_FRAC * waited[-1])] - low) if len(waited) else 0.0
+def _until_us(late: times.Intervals, spans: DeviceSpans, host: Host) -> float:
+    """How long after the start of the window the device has waited for nearly all of the time that it waits for
+    launches; 0 if it never does. Of several steps, after the start of each: a device that waits for its host is in the
+    same step."""
+    steps = np.array([start for start, end, _ in host.steps if end > spans.low and start < spans.high])
+    begins = np.array([spans.low]) if len(steps) < 2 else np.maximum(np.sort(steps), spans.low)
+    of_step = np.clip(np.searchsorted(begins, late[1], side="left") - 1, 0, None)
+    until = late[1] - begins[of_step]
+    order = np.argsort(until, kind="stable")
+    waited = np.cumsum((late[1] - late[0])[order])
+    return float(until[order][np.searchsorted(waited, NEARLY_ALL_FRAC * waited[-1])]) if len(waited) else 0.0
 
 
 NEARLY_ALL_FRAC = 0.95

@@ -68,6 +68,8 @@ class PartLeftOut:
     """Of `first-batch`: the longest load of a later batch; 0 if none is marked."""
     kernel: str = ""
     """Of `queued`: the kernel with most of the device's time."""
+    runs_us: float = 0.0
+    """Of `unrecorded`: how long work that the trace launches runs in it, as a first short kernel."""
 
 
 def parts_left_out(
@@ -114,13 +116,16 @@ def parts_left_out(
     bounds.append(("end", max(high, low), last))
     parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
     found_parts = (part for part in parts if part is not None)
-    return tuple(_with_details(part, events, host, linked) for part in found_parts)
+    return tuple(_with_details(part, events, host, linked, low) for part in found_parts)
 
 
-def _with_details(part: PartLeftOut, events: TraceEvents, host: Host, linked: LinkedWork) -> PartLeftOut:
-    """The part, with what only one of its kind has."""
+def _with_details(part: PartLeftOut, events: TraceEvents, host: Host, linked: LinkedWork, low: float) -> PartLeftOut:
+    """The part, with what only one of its kind has; `low`: when the first window begins."""
     if part.kind == "queued":
         return replace(part, kernel=_longest_queued(events, linked))
+    if part.kind == "unrecorded":
+        before = np.isfinite(linked.launched_us) & (linked.start_us < low)
+        return replace(part, runs_us=float(linked.own_us[before].sum()))
     return replace(part, later_us=_later_us(host, linked)) if part.kind == "first-batch" else part
 
 

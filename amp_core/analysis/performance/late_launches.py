@@ -190,20 +190,25 @@ def _how_long(idle: Idle, between_us: float) -> _Late:
 
 
 def waits_at_start(windows: pd.DataFrame) -> bool:
-    """Whether the device waits for launches in the first part of each window without steps, and its host is ahead of it
-    from then on."""
+    """Whether the device waits for launches in the first part of each window, or of each step, and its host is ahead of
+    it from then on."""
     return _waits_until(windows, MAX_START_FRAC)
 
 
 def waits_early(windows: pd.DataFrame) -> bool:
     """The same of a part that may be most of the window, after which the host is ahead for long."""
-    ahead_us = windows["wall_us"] - windows["late_until_us"].fillna(0.0)
+    ahead_us = _of_one_step_us(windows) - windows["late_until_us"].fillna(0.0)
     return _waits_until(windows, MAX_EARLY_FRAC) and bool((ahead_us >= MIN_AHEAD_US).all())
 
 
 def _waits_until(windows: pd.DataFrame, most_frac: float) -> bool:
     us = windows["late_until_us"].fillna(0.0)
-    return bool((us > 0).all() and (us <= most_frac * windows["wall_us"]).all() and windows["steps"].isna().all())
+    return bool((us > 0).all() and (us <= most_frac * _of_one_step_us(windows)).all())
+
+
+def _of_one_step_us(windows: pd.DataFrame) -> "pd.Series[float]":
+    """How long a step of each window takes, or the window if it has none."""
+    return windows["wall_us"] / windows["steps"].where(windows["steps"] > 0, 1.0)
 
 
 MAX_START_FRAC, MAX_EARLY_FRAC = 0.25, 0.75

@@ -1,0 +1,113 @@
+"""What an audit of public traces refuted about the host: its waits, idle time at the start of steps, what holds the
+device's gaps, and what lies outside of the window."""
+
+import pytest
+
+from amp_core import diagnose
+from amp_core.findings import first_sentence
+from tests.traces import made
+from tests.traces.made import Made, run_of
+
+H100 = ("NVIDIA H100 80GB HBM3", (9, 0))
+
+
+def finding_of(run, code):
+    return next((f for f in diagnose(run) if f.code == code), None)
+
+
+def products(trace, at, count, launched, every, each_us, on_device):
+    """So many products, launched one by one from `launched` on; they take `each_us` from `on_device` on, or when they
+    are launched. The end of the last."""
+    for number in range(count):
+        called = launched + number * every
+        begins = max(on_device, called + 4)
+        trace.op("aten::mm", at + called - 2, min(every, 8))
+        trace.kernel(made.GEMM, at + begins, each_us, at + called)
+        on_device = begins + each_us
+    return on_device
+
+
+def step(trace, at, number, *, early_us=5, waits=()):
+    """A step of 7.33 ms: 20 products of `early_us` for which the device waits, and 20 of 300 us, launched ahead."""
+    trace.event("mark", f"ProfilerStep#{number}", at, 7330, 1)
+    trace.event("call", "cudaDeviceSynchronize", at + 5, 40, 1, correlation=3)  # of a timer
+    ends = products(trace, at, 20, 100, 60, early_us, 0)
+    ends = products(trace, at, 20, 1310, 20, 300, ends)
+    trace.op("aten::sum", at + 1720, 5)
+    trace.kernel(made.NORM, at + ends, 10, at + 1722)
+    for wait in waits:
+        trace.op("aten::_local_scalar_dense", at + wait, 20)
+        trace.event("call", "cudaStreamSynchronize", at + wait + 2, 15, 1, correlation=4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_idle_time_at_the_start_of_steps_is_told_as_such(tmp_path, steps):
+    trace = Made()
+    for number in range(steps):
+        step(trace, 7330 * number, number + 3)
+    finding = finding_of(run_of(tmp_path, trace, *H100), "launch-bound")
+    assert "of the step because the host launches too late, nearly all within its first 1.31 ms" in finding.title
+    assert finding.advice.startswith("The device waits for launches at the start of the step alone")
+    assert "graph" not in finding.advice
+
+
+def test_idle_time_all_along_steps_is_none_of_their_start(tmp_path):
+    trace = Made()
+    for number in range(3):
+        trace.event("mark", f"ProfilerStep#{number + 3}", 8000 * number, 8000, 1)
+        products(trace, 8000 * number, 100, 100, 75, 30 + number, 0)
+    finding = finding_of(run_of(tmp_path, trace, *H100), "launch-bound")
+    assert "nearly all within" not in finding.title and "CUDA graphs" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ((), ""),
+        ((7700,), ""),  # after the last launch
+        ((500,), "The host waits for the GPU once per step, in aten::_local_scalar_dense: no graph goes across"),
+        ((500, 900, 7700), "The host waits for the GPU 2 times per step, the longest in aten::_local_scalar_dense"),
+    ],
+)
+def test_waits_between_the_launches_of_a_step_are_counted(tmp_path, waits, told):
+    trace = Made()
+    for number in range(3):
+        at = 8000 * number
+        trace.event("mark", f"ProfilerStep#{number + 3}", at, 8000, 1)
+        trace.event("call", "cudaDeviceSynchronize", at + 5, 40, 1, correlation=3)  # of a timer
+        products(trace, at, 100, 100, 75, 20 + number, 0)
+        for wait in waits:
+            trace.op("aten::_local_scalar_dense", at + wait, 20)
+            trace.event("call", "cudaStreamSynchronize", at + wait + 2, 15, 1, correlation=4)
+    run = run_of(tmp_path, trace, *H100)
+    assert run.windows["inner_syncs"].sum() == 3 * sum(wait < 7600 for wait in waits)
+    advice = finding_of(run, "launch-bound").advice
+    assert told in advice if told else "The host waits" not in advice
+
+
+def test_a_pass_that_is_marked_twice_is_one(tmp_path):
+    trace = Made()
+    for number in range(3):
+        at = 2000 * number
+        mark = "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk4096sqsq32sqsk4096)"
+        trace.event("mark", mark, at, 400, 1)
+        trace.event("mark", "step[DECODE bs=32]", at + 5, 380, 1)
+        products(trace, at, 20, 10, 15, 90 + number, 0)
+    run = run_of(tmp_path, trace, *H100)
+    assert run.head.config["decoding"]["passes"] == 3
+    assert "3 passes decode 32 tokens each" in first_sentence(run)
+
+
+@pytest.mark.parametrize(("runs", "told"), [(False, "in which nothing"), (True, "in which almost nothing")])
+def test_a_first_short_kernel_in_what_is_left_out_is_told(tmp_path, runs, told):
+    trace = Made()
+    if runs:
+        trace.op("aten::arange", 1, 8)
+        trace.kernel(made.NORM, 8, 4, 3, stream=20)
+    else:
+        trace.op("aten::empty", 1, 8)
+    for number in range(20):
+        trace.op("aten::mm", 20 + 10 * number, 9)
+        trace.kernel(made.GEMM, 9000 + 100 * number, 100 if number % 2 else 80, 22 + 10 * number)
+    trace.event("call", "cudaStreamSynchronize", 230, 10800, 1, correlation=4)
+    assert told in first_sentence(run_of(tmp_path, trace, *H100))
