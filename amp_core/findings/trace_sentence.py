@@ -202,10 +202,13 @@ def _first_sentence(run: Run) -> str:
             return f"{unknown}{host_alone(run)}"
         return cpu_sentence(run)
     if savings.capture_us:
+        captures = run.head.config.get("captures")
+        is_one = not isinstance(captures, int) or captures < 2
+        several, whose = ("a graph", "the graph's") if is_one else (f"{captures:,} graphs", "their")
         return (
-            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3)} of "
+            f"The trace records the capture of {several}, {number(savings.capture_us / 1e3)} of "
             f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
-            "not run, so the device's performance cannot be analysed. Profile the graph's replays."
+            f"not run, so the device's performance cannot be analysed. Profile {whose} replays."
         )
     if (largest := _largest(savings)) is not None:
         return _with_saving(run, savings, largest)

@@ -46,6 +46,11 @@ MIN_CALLS_FRAC, MIN_OF_OPERATOR_FRAC = 1 / 3, 0.8
 """Share of a part from which calls are named, if they take that share of what else is named."""
 
 
+MAX_ADDED_FRAC = 0.05
+"""Share of the time before the window up to which what comes before or after its main part is added to that, so that
+one length of it is told."""
+
+
 @dataclass(frozen=True)
 class PartLeftOut:
     """A part of a trace that is in no window."""
@@ -110,6 +115,9 @@ def parts_left_out(
         if kind == "unrecorded" and _part(events, host, kind, launched, low, last - first) is None:
             launched = low  # what little follows the first launch is no part of its own
         ends = min(low, windows[0].earlier) if kind == "queued" else low
+        little_us = MAX_ADDED_FRAC * (low - first)
+        ends = low if low - ends <= little_us else ends
+        launched = first if launched - first <= little_us else launched
         bounds += [("start", first, launched), (kind, launched, ends)]
         if ends < low == windows[0].ready:  # otherwise the wait after earlier work is idle time of the window
             bounds.append(("wait", ends, low))

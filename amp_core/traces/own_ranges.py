@@ -31,6 +31,8 @@ _OF_LIBRARIES = re.compile(
     r"(?:nccl|gloo|hccl|xccl|mpi|ucc|c10d):|.*\(dynamo_timed\)$"
 )
 """What torch and AMPscope mark, and profilers; libraries' ranges for parts of a model tell as much as a program's."""
+OF_PROFILERS = re.compile(r"ProfilerStep#|PyTorch Profiler|ampscope\.")
+"""What profilers and AMPscope mark."""
 _NUMBER = re.compile(r"\d+")
 
 

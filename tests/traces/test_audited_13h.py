@@ -111,3 +111,110 @@ def test_a_first_short_kernel_in_what_is_left_out_is_told(tmp_path, runs, told):
         trace.kernel(made.GEMM, 9000 + 100 * number, 100 if number % 2 else 80, 22 + 10 * number)
     trace.event("call", "cudaStreamSynchronize", 230, 10800, 1, correlation=4)
     assert told in first_sentence(run_of(tmp_path, trace, *H100))
+
+
+def with_longer_gaps(trace=None, *, parts=(), gap_us=1000, gaps=3, kernels=42):
+    """Short kernels every 100 us, each launched before it begins, with longer gaps; `parts` are events in each gap as
+    sort, name, begin within it and duration."""
+    trace, at = trace or Made(), 0
+    every = kernels // gaps
+    for number in range(kernels):
+        if number % every == every // 2:
+            for sort, name, begin, us in parts:
+                trace.event(sort, name, at + begin, us, 1, correlation=9)
+            at += gap_us
+        trace.op("aten::mul", at, 6)
+        trace.kernel(made.RELU, at + 8, 4 + number % 3, at + 2)
+        at += 100
+    return trace
+
+
+FUNCTION = ("python_function", "experts.py(9): run", 100, 850)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told", "missing"),
+    [
+        ((FUNCTION,), "is longest in experts.py(9): run", "cudaMalloc"),
+        (
+            (FUNCTION, ("call", "cudaMalloc", 200, 700)),
+            "ms in longer gaps, 2.10 ms are in cudaMalloc: memory that the allocator lacks",
+            "experts.py",
+        ),
+        (
+            (FUNCTION, ("python_function", "compiler/compiler.py(226): compile", 200, 700)),
+            "2.10 ms are in Triton, which compiles and loads kernels",
+            "cudaMalloc",
+        ),
+    ],
+)
+def test_allocations_and_first_calls_are_taken_off_the_function_around_them(tmp_path, parts, told, missing):
+    advice = finding_of(run_of(tmp_path, with_longer_gaps(parts=parts)), "launch-bound").advice
+    assert told in advice and missing not in advice
+
+
+@pytest.mark.parametrize("code", ["launch-bound", "host-bound"])
+def test_two_places_in_longer_gaps_are_named(tmp_path, code):
+    """Functions that hold less of the gaps, and a loop's function that is around everything, are no such places."""
+    gap_us, gaps, trace = (3000, 1, Made()) if code == "launch-bound" else (30000, 3, Made())
+    if code == "launch-bound":
+        trace.event("python_function", "torch/scheduler.py(5): loop", -10, 20 * gap_us, 1)
+    parts = (
+        ("python_function", "torch/requests.py(7): receive", 50, 0.25 * gap_us),
+        ("mark", "gloo:broadcast", 60, 0.2 * gap_us),
+        ("mark", "TorchDynamo Cache Lookup", 0.5 * gap_us, 0.24 * gap_us),
+    )
+    run = run_of(tmp_path, with_longer_gaps(trace, parts=parts, gap_us=gap_us, gaps=gaps), with_stack=1)
+    (window,) = run.windows.to_dict("records")
+    for column, frac in (("longer_place", 0.25), ("longer_second", 0.24), ("longer_host_wait", 0.2)):
+        assert window[f"{column}_us"] == pytest.approx(gaps * frac * gap_us)
+    advice = finding_of(run, code).advice
+    assert "ms in torch/requests.py(7): receive and" in advice and "ms in TorchDynamo Cache Lookup." in advice
+    assert "of that are collectives on the CPU, which wait for other ranks' hosts" in advice
+    assert "scheduler.py" not in advice and "many short functions" not in advice
+
+
+@pytest.mark.parametrize(("around", "named"), [(True, False), (False, True)])
+def test_a_call_around_a_request_is_no_cause_of_idle_time(tmp_path, around, named):
+    trace = with_longer_gaps(parts=() if around else (("call", "requestHandle", 10, 2900),), gap_us=3000)
+    if around:
+        for at in (0, 5000, 10000):
+            trace.event("call", "requestHandle", at, 4900, 2, correlation=9)
+    told = [finding.title for finding in diagnose(run_of(tmp_path, trace)) if "because the host" in finding.title]
+    assert told and all(("in calls (requestHandle)" in title) == named for title in told)
+
+
+def test_one_length_is_told_of_what_is_left_out_before_the_window(tmp_path):
+    """Work from before the trace ends 20 us before the first launched work begins, and begins after the trace."""
+    trace = Made()
+    trace.op("aten::empty", 0, 3)
+    for number in range(10):
+        trace.event("kernel", made.GEMM, 30 + 100 * number, 100, "stream 7", correlation=5 + number, device=0, stream=7)
+        trace.events[-1]["pid"] = 0
+    for number in range(20):
+        trace.op("aten::mm", 20 + 10 * number, 9)
+        trace.kernel(made.GEMM, 1050 + 100 * number, 90 + number % 5, 22 + 10 * number)
+    run = run_of(tmp_path, trace, *H100)
+    (part,) = run.head.config["left_out"]
+    assert (part["kind"], part["us"]) == ("queued", 1050)
+    assert "Left out are the 1.05 ms before" in first_sentence(run)
+
+
+@pytest.mark.parametrize("captures", [1, 3])
+def test_a_capture_of_graphs_is_told_as_a_cost_that_occurs_once(tmp_path, captures):
+    parts = [
+        (("mark", "CUDAGraphNode.record (dynamo_timed)", 30, 2500), ("call", "cudaStreamBeginCapture", 40, 5))
+        if 0 < number <= captures
+        else ()
+        for number in range(5)
+    ]
+    trace, at = Made(), 0
+    for each in parts:
+        for sort, name, begin, us in each:
+            trace.event(sort, name, at + begin, us, 1, correlation=9)
+        at += 3000 if each else 150
+        trace.op("aten::mul", at, 6)
+        trace.kernel(made.RELU, at + 8, 100 + at / 1000, at + 2)
+    title = finding_of(run_of(tmp_path, trace), "host-bound").title
+    count = "1 graph is" if captures == 1 else "3 graphs are"
+    assert f"a one-time cost of the first call, in which {count} captured" in title

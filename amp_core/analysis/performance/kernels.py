@@ -30,7 +30,7 @@ _NUMBERS = (
     "causal_count",
     "convolution_flops",
 )
-_FUNCTIONS = ("host_function", "data_function", "longer_function")
+_FUNCTIONS = ("host_function", "data_function", "longer_function", "longer_call", "longer_place", "longer_second")
 _HOST_TEXTS = (
     "host_op",
     "host_call",
@@ -103,6 +103,11 @@ _WINDOW_NUMBERS = (
     "longer_optimizer_us",
     "longer_function_us",
     "longer_function_launches",
+    "longer_call_us",
+    "longer_compile_us",
+    "longer_place_us",
+    "longer_second_us",
+    "longer_host_wait_us",
     "late_until_us",
     "lead_outside_us",
     "began_us",
