@@ -90,7 +90,21 @@ def first_sentence(run: Run) -> str:
     told = (slow_memory(run), worker_sentence(run), single, *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run), blocking_launches(run))
     figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run), _alone_held(run))
-    return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
+    in_all = _idle_in_all(run, savings, " ".join((*told, *figures)))
+    return of_copies(run, " ".join(filter(None, (*told, in_all, *figures, *after))))
+
+
+def _idle_in_all(run: Run, savings: Savings | None, told: str) -> str:
+    """How long a device is idle in all where nothing is to be saved, if that is much and not told; else empty."""
+    device = str(run.head.config.get("device"))
+    if savings is None or savings.capture_us or any(one.saved_us > 0 for one in savings.ranked):
+        return ""
+    idle_us = float(np.nan_to_num(savings.cost.us("gaps", "data")))
+    share = step_share(idle_us, savings.cost)
+    is_told = any(part in told for part in ("is busy for", "In all, the", f"idle for {share}", "nothing to judge"))
+    if is_told or device.startswith("cpu") or idle_us < MIN_SAVED_FRAC * savings.cost.step_us:
+        return ""
+    return f"In all, the {'GPU' if device.startswith('cuda') else 'device'} is idle for {share} of the {savings.unit}."
 
 
 def _alone_held(run: Run) -> str:

@@ -218,3 +218,43 @@ def test_a_capture_of_graphs_is_told_as_a_cost_that_occurs_once(tmp_path, captur
     title = finding_of(run_of(tmp_path, trace), "host-bound").title
     count = "1 graph is" if captures == 1 else "3 graphs are"
     assert f"a one-time cost of the first call, in which {count} captured" in title
+
+
+@pytest.mark.parametrize("marks", [("pass",), (), ("first", "second")])
+def test_the_ends_of_a_marked_pass_are_told_where_the_host_alone_works(tmp_path, marks):
+    """The host works for 1 ms before the first launch and after the last kernel, which is a tenth of the pass each."""
+    trace = Made()
+    for number, mark in enumerate(marks):
+        length = 10_000 / len(marks)
+        trace.event("mark", mark, number * length, length - 1, 1)
+    trace.event("python_function", "pipeline.py(3): prepare", 5, 950, 1)
+    trace.event("python_function", "pipeline.py(9): to_image", 9_020, 900, 1)
+    for number in range(40):
+        trace.op("aten::mm", 1000 + 10 * number, 9)
+        trace.kernel(made.GEMM, 1010 + 200 * number, 200 - number % 3, 1002 + 10 * number)
+    trace.op("aten::to", 9_990, 9)
+    run = run_of(tmp_path, trace, *H100)
+    kinds = [part["kind"] for part in run.head.config.get("left_out") or []]
+    assert kinds == (["start", "end"] if marks == ("pass",) else [])
+    if kinds:
+        sentence = first_sentence(run)
+        assert "come before the first device activity and are left out, 0.950 ms of them in pipeline.py(3)" in sentence
+        assert "come after the last kernel and are left out, 0.900 ms of them in pipeline.py(9): to_image" in sentence
+
+
+@pytest.mark.parametrize(("pause_us", "told"), [(300, True), (100, False)])
+def test_idle_time_of_several_causes_is_told_where_nothing_is_to_be_saved(tmp_path, pause_us, told):
+    """The device waits for its first launch, and once more after the host waited for it."""
+    trace, at = Made(), pause_us
+    trace.event("mark", "ProfilerStep#3", 0, 9400 + 2 * pause_us, 1)
+    for half in range(2):
+        for number in range(20):
+            trace.op("aten::mm", at - 10 + 4 * number, 3)
+            trace.kernel(made.GEMM, at + 235 * number, 235 - number % 2 / 10, at - 9 + 4 * number, call_us=1)
+        at += 20 * 235
+        if not half:
+            trace.event("call", "cudaStreamSynchronize", at - 4600, 4600, 1, correlation=4)
+            at += pause_us
+    sentence = first_sentence(run_of(tmp_path, trace, *H100))
+    assert "argest possible saving" not in sentence
+    assert ("In all, the GPU is idle for 6 % of the step." in sentence) == told == ("In all" in sentence)
