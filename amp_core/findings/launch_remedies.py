@@ -39,6 +39,13 @@ AT_START = Remedy(
     "no more than that. Where it recurs in each pass, launch the next one before the results of this one are read.",
     "following = model(next_batch)   # where each pass waits; before results of the last one are read",
 )
+AT_START_OF_STEPS = Remedy(
+    "The device waits for launches at the start of the step alone: from then on the host is ahead of it, so faster "
+    "launches save no more than that. A host that waits for the device at the end of a step or early in it, as by "
+    "torch.cuda.synchronize() or .item(), starts with nothing queued: leave such waits out, or read values a step "
+    "later.",
+    FIND_WAITS,
+)
 EARLY = Remedy(
     "From then on the host is ahead of the device. Where what comes before is set-up, captures of graphs or first "
     "passes, do it before the work that counts, and profile what follows; where each pass begins so, compile it or "

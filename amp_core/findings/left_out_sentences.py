@@ -100,6 +100,9 @@ def _sentence(part: Mapping[str, Any], unknown: str) -> tuple[str, bool]:
         return f"{batch}profile further ones.", frac > MOST_FRAC
     if (why := _OF_THE_DEVICE.get(kind)) is not None:
         host = f" The host waits in {name}." if name else ""
+        runs_us = part.get("runs_us")
+        if isinstance(runs_us, int | float) and runs_us > 0:
+            why = f"almost {why}"
         kernel = f", most of it {kernel_in_words(str(part['kernel']))}" if part.get("kernel") else ""
         return f"Left out are the {ms} before ({percent(frac)} of the trace), in which {why}{kernel}.{host}", False
     if (where := _OF_THE_HOST.get(kind)) is None:

@@ -3,7 +3,6 @@
 launch_bound_of_trace(run)     # the finding, if there is one
 """
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pandas as pd
 from amp_core.analysis.performance.compiled import is_compiled_in_part, is_compiled_without_fusion, is_one_graph
 from amp_core.analysis.performance.gpus import is_before_triton
 from amp_core.analysis.performance.host_copies import tiny_copies
-from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.idle_savings import LATE_LAUNCHES
 from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.late_launches import (
@@ -20,7 +18,6 @@ from amp_core.analysis.performance.late_launches import (
     waits_early,
 )
 from amp_core.analysis.performance.matrix_kinds import is_matrix, multiplies
-from amp_core.analysis.performance.memory_savings import unfused_optimizer_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, IdleSaving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.performance.training_part import ZEROING, optimizer_frac, takes_fused
@@ -29,6 +26,7 @@ from amp_core.findings.launch_remedies import (
     ALL_COMPILED,
     ALL_COMPILED_ELSEWHERE,
     AT_START,
+    AT_START_OF_STEPS,
     BEFORE_TRITON,
     BEFORE_TRITON_WITH_OPTIMIZER,
     BESIDE_GRAPH,
@@ -69,6 +67,7 @@ from amp_core.findings.launch_remedies import (
     WAITS_ELSEWHERE,
     WITHOUT_MODEL,
 )
+from amp_core.findings.longer_gaps import is_fused_optimizer, longer_us, told_longer_gaps
 from amp_core.findings.model import Finding, Remedy
 from amp_core.findings.signals import facts
 from amp_core.findings.snippets import FIND_WAITS, LAUNCH_BEFORE_WAITS, TIME_BY_EVENTS
@@ -92,7 +91,7 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
     return [saving_finding(run, saving, remedy)]
 
 
-_AT_FIRST = (FIRST_PASS, AT_START, EARLY)
+_AT_FIRST = (FIRST_PASS, AT_START, AT_START_OF_STEPS, EARLY)
 """Advice for what happens at the start alone: nothing of the loop shortens that."""
 
 
@@ -102,98 +101,44 @@ def _with_details(run: Run, remedy: Remedy, saving: IdleSaving) -> Remedy:
     zeroing = _ZEROING.format(share=percent(share)) if share >= MIN_ZEROING_FRAC else ""
     advice = " ".join(filter(None, (remedy.advice, zeroing, casts)))
     remedy = with_waits(run, replace(remedy, advice=advice))
-    if not saving.host.has_longer_gaps or not _is_outside(run):
-        return remedy
-    return replace(remedy, advice=f"{remedy.advice} {_longer(run)}")
+    told = told_longer_gaps(run) if saving.host.has_longer_gaps else ""
+    return replace(remedy, advice=f"{remedy.advice} {told}") if told else remedy
 
 
 def with_waits(run: Run, remedy: Remedy) -> Remedy:
     """The remedy, with the waits that a graph does not go across where its code captures one."""
     windows = window_rows(run)
-    syncs, last, steps = (float(windows[name].fillna(0.0).sum()) for name in ("syncs", "last_syncs", "steps"))
+    syncs, steps = (float(windows[name].fillna(0.0).sum()) for name in ("inner_syncs", "steps"))
     per = steps or float(len(windows))
-    if not steps:  # of several steps, each has a last one
-        syncs -= last
+    least = MIN_INNER_SYNCS if steps else MIN_SYNCS_PER_STEP
     captures = any(call in remedy.snippet for call in _CAPTURING) and not replays_one_graph(run)
     captures &= run.head.config.get("launch_blocking") is not True  # then it waits for each kernel
-    if not captures or syncs <= MIN_SYNCS_PER_STEP * per or _WAITS_FIRST in remedy.advice:
+    if not captures or syncs <= least * per or _WAITS_FIRST in remedy.advice:
         return remedy
-    ops = windows["sync_op"][windows["sync_op"] != ""]
-    where = f", the longest in {ops.mode().iloc[0]}" if len(ops) else ""  # not the most often
+    ops = windows["inner_sync_op"][windows["inner_sync_op"] != ""]
+    longest = "" if syncs == per else "the longest "  # not the most often
+    where = f", {longest}in {ops.mode().iloc[0]}" if len(ops) else ""
     unit = "step" if steps else "profiled window"
-    times = f"{mean_count(syncs / per)} times per {unit}{where}"
+    times = f"{'once' if syncs == per else f'{mean_count(syncs / per)} times'} per {unit}{where}"
     return replace(remedy, advice=f"{remedy.advice} The host waits for the GPU {times}: no graph goes across a wait.")
 
 
-MIN_OUTSIDE_FRAC = 0.5
-"""Share of time in no operator in the longer gaps from which the host does something else there."""
-
-
-def _is_outside(run: Run) -> bool:
-    """Whether the host is in no operator for most of the longer gaps: operators that launch late are shortened by what
-    shortens launches."""
-    windows = window_rows(run)
-    return float(windows["host_outside_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
+MIN_INNER_SYNCS = 0.5
+"""Waits per step between its first and its last launch from which they are told."""
 
 
 def _is_beside_optimizer(run: Run) -> bool:
     """Whether the optimizer's marked steps cost hardly any of the idle time: of longer gaps that are most of it, hardly
     any are in them, or the device would wait as long if the host took no time in them, as where it waits afterwards."""
     windows = window_rows(run)
-    longer_us, in_optimizer_us = _longer_us(windows), float(windows["longer_optimizer_us"].fillna(0.0).sum())
+    in_longer_us, in_optimizer_us = longer_us(windows), float(windows["longer_optimizer_us"].fillna(0.0).sum())
     is_marked, idle_us = bool(run.head.config.get("optimizers")), float(windows["idle_us"].fillna(0.0).sum())
     sooner_us = float(windows["optimizer_sooner_us"].fillna(np.inf).sum())  # unknown in older runs
-    all_us = longer_us if longer_us > idle_us / 2 else idle_us if sooner_us < MIN_SOONER_FRAC * idle_us else 0.0
+    all_us = in_longer_us if in_longer_us > idle_us / 2 else idle_us if sooner_us < MIN_SOONER_FRAC * idle_us else 0.0
     return is_marked and in_optimizer_us < MIN_OPTIMIZER_FRAC * all_us
 
 
-def _longer_us(windows: pd.DataFrame) -> float:
-    """The time in longer gaps before late launches, microseconds."""
-    us = {name: float(windows[name].fillna(0.0).sum()) for name in ("idle_us", *_OTHER_GAPS)}
-    return max(0.0, us["idle_us"] - sum(us[name] for name in _OTHER_GAPS))
-
-
-_OTHER_GAPS = (
-    *("idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_dispatch_us"),
-    *("idle_filling_us", "idle_elsewhere_us"),
-)
-"""What of the idle time is in no longer gap before a late launch."""
-
-
-def _longer(run: Run) -> str:
-    """What to do about longer gaps, as sentences."""
-    windows, rows = window_rows(run), kernel_rows(run)
-    function, function_us = longest_named(windows, "longer_function")
-    is_named = function_us >= MIN_NAMED_FRAC * _longer_us(windows) > 0
-    in_optimizer = float(windows["longer_optimizer_us"].fillna(0.0).sum()) >= MIN_OUTSIDE_FRAC * _longer_us(windows)
-    in_optimizer |= is_named and _OF_OPTIMIZERS.search(function) is not None
-    if in_optimizer and not _is_fused(rows) and takes_fused(run):
-        place = f"in {function}" if is_named else "in the optimizer's step"
-        return f"In the longer gaps the host is longest {place}: the optimizer's fused=True leaves most of that out."
-    if is_named and not _OF_TORCH.search(function):
-        launches = float(windows["longer_function_launches"][windows["longer_function"] == function].fillna(0.0).sum())
-        if function_us <= MAX_PER_LAUNCH_US * launches:
-            return f"In the longer gaps the host is longest in {function}, {_LAUNCHES_ITSELF}"
-        return (
-            f"{_LONGER.replace('may do something else', f'is longest in {function}')}: move such work out of the loop."
-        )
-    has_stacks = function or facts(run.head.environment, "profiler").get("with_stack")
-    look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
-    return f"{_LONGER}: {look}, and move such work out of the loop."
-
-
 _SLOWED = "Stacks were recorded, which slows Python: time the program without the profiler first."
-MIN_NAMED_FRAC = 0.2
-"""Share of the longer gaps in one Python function from which it is named."""
-_OF_OPTIMIZERS = re.compile(r"\boptim/\w+\.py\(")
-"""Python functions of `torch.optim`."""
-_OF_TORCH = re.compile(r"^<|\btorch/|\b(?:_dynamo|_inductor|_functorch|autograd|nn/modules|optim)/|\b_ops\.py\(")
-"""Those of torch, which a loop calls in any case, and built-in ones."""
-_LONGER = "In the longer gaps the host may do something else, which neither graphs nor larger batches shorten"
-MAX_PER_LAUNCH_US = 100.0
-"""Time of longer gaps in a Python function per launch in it up to which it is what launches these: preparation that a
-launch follows takes longer."""
-_LAUNCHES_ITSELF = "which launches kernels itself: a graph that holds it leaves its Python out."
 _CAPTURING = ("reduce-overhead", "cuda.graph", "graph.replay", "make_graphed")
 _WAITS_FIRST = "neither a CUDA graph nor compiled code goes across such a wait"
 
@@ -249,10 +194,8 @@ def launch_remedy(run: Run) -> Remedy | None:
         return LACKS_MODEL
     if run.head.config.get("launch_blocking") is True:
         return UNBLOCKED
-    if waits_at_start(window_rows(run)):
-        return AT_START
-    if waits_early(window_rows(run)):
-        return EARLY
+    if remedy := _remedy_of_start(run):
+        return remedy
     rows, savings = kernel_rows(run), possible_savings(run)
     device = str(run.head.config.get("device"))
     if device.startswith("npu"):
@@ -261,7 +204,7 @@ def launch_remedy(run: Run) -> Remedy | None:
     compiled, graphs = is_compiled_in_part(run), bool(run.head.config.get("graph_launches"))
     launches, steps = (float(window_rows(run)[name].fillna(0.0).sum()) for name in ("launches", "steps"))
     each = optimizer_frac(rows) * launches / max(1.0, steps)
-    is_fused = _is_fused(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
+    is_fused = is_fused_optimizer(rows) or optimizer_frac(rows) < MIN_OPTIMIZER_FRAC or each <= MAX_FUSED_LAUNCHES
     is_fused |= _is_beside_optimizer(run)
     if optimizer_frac(rows) >= MIN_OPTIMIZER_ALONE_FRAC and not is_fused:
         return FUSED_OPTIMIZER if takes_fused(run) else COMPILED_OPTIMIZER
@@ -315,6 +258,16 @@ def launch_remedy(run: Run) -> Remedy | None:
     return None if on_cuda else ELSEWHERE
 
 
+def _remedy_of_start(run: Run) -> Remedy | None:
+    """What to advise where the host is ahead of the device after the start of the window, or of each step; None for
+    others, and where a step waits for launches before its first kernel."""
+    windows = window_rows(run)
+    if windows["steps"].notna().any():
+        at_start = waits_at_start(windows) and not _waits_between_steps(run)
+        return AT_START_OF_STEPS if at_start else None
+    return AT_START if waits_at_start(windows) else EARLY if waits_early(windows) else None
+
+
 def _recurrent_frac(rows: pd.DataFrame) -> float:
     """The share of recurrent layers, with all their steps in one operator, in the launches."""
     is_one = rows["top_op"].str.contains(_RECURRENT_OPS) | rows["op"].str.contains(_RECURRENT_OPS)
@@ -326,11 +279,6 @@ MIN_RECURRENT_FRAC = 0.25
 _RECURRENT_OPS = (
     r"^(?:aten::(?:gru|lstm|rnn_tanh|rnn_relu|_cudnn_rnn|miopen_rnn)(?:_backward)?|(?:Cudnn|Miopen)Rnn\w*)$"
 )
-
-
-def _is_fused(rows: pd.DataFrame) -> bool:
-    """Whether a fused optimizer runs, or none."""
-    return bool(unfused_optimizer_rows(rows).empty or rows["op"].str.contains("_fused_", regex=False).any())
 
 
 def find_waits(run: Run) -> str:

@@ -90,7 +90,21 @@ def first_sentence(run: Run) -> str:
     told = (slow_memory(run), worker_sentence(run), single, *before, few_long_steps(run), *first, *main, *then)
     again = (captured_anew(run), passes_sentence(run), recomputed_sentence(run), blocking_launches(run))
     figures = (*again, ahead_before(run), profilers_part(run), uneven_steps(run), of_ranks(run), _alone_held(run))
-    return of_copies(run, " ".join(filter(None, (*told, *figures, *after))))
+    in_all = _idle_in_all(run, savings, " ".join((*told, *figures)))
+    return of_copies(run, " ".join(filter(None, (*told, in_all, *figures, *after))))
+
+
+def _idle_in_all(run: Run, savings: Savings | None, told: str) -> str:
+    """How long a device is idle in all where nothing is to be saved, if that is much and not told; else empty."""
+    device = str(run.head.config.get("device"))
+    if savings is None or savings.capture_us or any(one.saved_us > 0 for one in savings.ranked):
+        return ""
+    idle_us = float(np.nan_to_num(savings.cost.us("gaps", "data")))
+    share = step_share(idle_us, savings.cost)
+    is_told = any(part in told for part in ("is busy for", "In all, the", f"idle for {share}", "nothing to judge"))
+    if is_told or device.startswith("cpu") or idle_us < MIN_SAVED_FRAC * savings.cost.step_us:
+        return ""
+    return f"In all, the {'GPU' if device.startswith('cuda') else 'device'} is idle for {share} of the {savings.unit}."
 
 
 def _alone_held(run: Run) -> str:
@@ -202,10 +216,13 @@ def _first_sentence(run: Run) -> str:
             return f"{unknown}{host_alone(run)}"
         return cpu_sentence(run)
     if savings.capture_us:
+        captures = run.head.config.get("captures")
+        is_one = not isinstance(captures, int) or captures < 2
+        several, whose = ("a graph", "the graph's") if is_one else (f"{captures:,} graphs", "their")
         return (
-            f"The trace records the capture of a graph, {number(savings.capture_us / 1e3)} of "
+            f"The trace records the capture of {several}, {number(savings.capture_us / 1e3)} of "
             f"{number(savings.cost.step_us / 1e3, 'ms')} per {savings.unit}, and no launch of one: captured kernels do "
-            "not run, so the device's performance cannot be analysed. Profile the graph's replays."
+            f"not run, so the device's performance cannot be analysed. Profile {whose} replays."
         )
     if (largest := _largest(savings)) is not None:
         return _with_saving(run, savings, largest)

@@ -373,6 +373,7 @@ TABLES: dict[str, Table] = {
                 _column("sync_us", "f", "host time spent waiting for the device in calls that synchronize"),
                 _column("syncs", "i", "number of such calls"),
                 _column("last_syncs", "f", "those of them after which the trace launches nothing more"),
+                _column("inner_syncs", "f", "those of them between the first and the last launch of a step's kernels"),
                 _RANK,
                 _column(
                     "idle_sync_us",
@@ -421,11 +422,33 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("longer_optimizer_us", "f", "part of these gaps in which the host is in an optimizer's step"),
                 _column(
+                    "longer_call",
+                    "s",
+                    "calls of these gaps that allocate memory, load kernels, set up the device or compile, the longest",
+                ),
+                _column("longer_call_us", "f", "how long the host was in calls of that kind during them"),
+                _column("longer_compile_us", "f", "how long Triton compiled or loaded kernels beside those calls"),
+                _column(
                     "longer_function",
                     "s",
-                    "Python function in which the host spent the longest of these gaps, chosen as host_function",
+                    "Python function in which the host spent the longest of the rest of these gaps, chosen as "
+                    "host_function",
                 ),
                 _column("longer_function_us", "f", "how long it was in that function during them"),
+                _column(
+                    "longer_place",
+                    "s",
+                    "function, operator or range with most of that rest, of those with a third of their time in it and "
+                    "half of the window at most",
+                ),
+                _column("longer_place_us", "f", "how long it was in that place during them"),
+                _column("longer_second", "s", "the same of the gaps without longer_place"),
+                _column("longer_second_us", "f", "how long it was in that place during them"),
+                _column(
+                    "longer_host_wait_us",
+                    "f",
+                    "part of longer_place_us and longer_second_us in collectives between hosts, as those of gloo",
+                ),
                 _column(
                     "longer_function_launches",
                     "f",
@@ -476,6 +499,7 @@ TABLES: dict[str, Table] = {
                 ),
                 _column("host_call_us", "f", "how long it was in calls of that kind during it"),
                 _column("sync_op", "s", "operator in which the host waited the longest; null outside operators"),
+                _column("inner_sync_op", "s", "the same of inner_syncs"),
                 _column(
                     "lead_us",
                     "f",
@@ -486,7 +510,8 @@ TABLES: dict[str, Table] = {
                 _column(
                     "late_until_us",
                     "f",
-                    "from the start of wall_us until nearly all idle time before late launches is over; 0 without any",
+                    "from the start of wall_us, of several steps from that of each, until nearly all idle time before "
+                    "late launches is over; 0 without any",
                 ),
                 _column(
                     "lead_outside_us",

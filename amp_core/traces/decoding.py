@@ -8,8 +8,10 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import GEMM_CATEGORIES, classify_kernel
+from amp_core.traces import intervals as times
 from amp_core.traces.events import MARK, TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
 from amp_core.traces.graphs import VLLM_PASS
@@ -53,6 +55,7 @@ def decoding(events: TraceEvents, linked: LinkedWork) -> Decoding | None:
     marked &= np.asarray(events.spans.kind) == MARK
     if not marked.any() or not len(linked):
         return None
+    marked[marked] = _is_outermost(*(np.asarray(c)[marked] for c in (events.spans.start, events.spans.end)))
     low, high = (np.sort(np.asarray(edge)[marked]) for edge in (events.spans.start, events.spans.end))
     place = np.searchsorted(low, linked.launched_us, side="right") - 1
     inside = (place >= 0) & (linked.launched_us < high[place])
@@ -63,6 +66,15 @@ def decoding(events: TraceEvents, linked: LinkedWork) -> Decoding | None:
         for of in (np.ones(len(linked), dtype=bool), multiplies)
     )
     return Decoding(int(marked.sum()), float(np.median(rows)), frac, min(rows), max(rows), products_frac)
+
+
+def _is_outermost(start: times.Floats, end: times.Floats) -> npt.NDArray[np.bool_]:
+    """Which of these marks lie in no other one: a scheduler and its model may both mark the same pass."""
+    order = np.lexsort((-end, start))
+    ended = np.concatenate([[-np.inf], np.maximum.accumulate(end[order])[:-1]])
+    result = np.zeros(len(start), dtype=bool)
+    result[order] = end[order] > ended
+    return result
 
 
 def _multiplies(kernel: str) -> bool:

@@ -124,7 +124,7 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
             if is_library[names[item]]:
                 caller[item] = caller[around[-1]]
         around.append(item)
-    skipped = _WAITS if events.uses_device else _OF_NOBODY
+    skipped = _WAITS if events.uses_device else NOT_OF_PROGRAM
     own[np.array([skipped.search(text) is not None for text in events.texts], dtype=bool)[names]] = 0.0
     sleeps = np.array([_SLEEP.match(text) is not None for text in events.texts], dtype=bool)[names]
     us, asleep_us = (
@@ -164,7 +164,7 @@ _OF_PYTHON = re.compile(
 )
 """Functions of Python's own for files, processes, threads and code, whose time is that of the program's function that
 calls them."""
-_OF_NOBODY = re.compile(r"lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
+NOT_OF_PROGRAM = re.compile(r"lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
 """Functions that wait for another thread, modules, whose forward is named too, and the profiler's own."""
-_WAITS = re.compile(rf"run_backward|synchronize|{_OF_NOBODY.pattern}")
+_WAITS = re.compile(rf"run_backward|synchronize|{NOT_OF_PROGRAM.pattern}")
 """With those that wait for the device, or for the thread that launches backward."""

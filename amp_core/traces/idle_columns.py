@@ -20,6 +20,7 @@ from amp_core.traces.host_spans import launches_in, longest_function, longest_op
 from amp_core.traces.idle_causes import DISPATCH_US, IdleCauses, idle_causes, long_launches
 from amp_core.traces.link import EVALUATE, Host
 from amp_core.traces.long_calls import longest_calls
+from amp_core.traces.longer_gaps import longer_gap_columns
 from amp_core.traces.own_ranges import range_of
 from amp_core.traces.passes import filling_passes
 from amp_core.traces.replay import REACHES, Replay, reach_fracs
@@ -82,7 +83,7 @@ def idle_columns(
     late, unfed = times.merged(causes.late, lead), times.intersection(spans.idle, spans.data)
     loading = _loading_alone(trace, selected, spans)
     held = times.merged(late, loading)
-    in_calls = longest_calls(events, trace.waits, held)
+    in_calls = longest_calls(events, trace.waits, held, window=(spans.low, spans.high))
     calling = in_calls.spans if in_calls else times.NONE
     rest = times.without(late, calling)
     longest = {
@@ -93,7 +94,6 @@ def idle_columns(
         "host_rest_op": longest_op(events, host, rest),
         "host_range": range_of(events, late, spans.low, spans.high),
         "host_between": longest_between(events, host, outside_operators(events, host, rest)),
-        "longer_function": longest_function(events, host, causes.host),
     }
     longest["host_kernel"] = _longest_before(trace, selected, causes)
     after_us, held_us = np.zeros((2, len(trace.waits)))
@@ -135,10 +135,8 @@ def idle_columns(
         "idle_copy_sync_us": copy_sync_us,
         "longer_gap_steps": _steps_with(host, causes.host, spans),
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
-        "longer_function_launches": launches_in(
-            events, host, longest["longer_function"][0], np.unique(linked.launched_us[selected])
-        ),
-        "late_until_us": _until_us(causes.late, spans.low),
+        **longer_gap_columns(trace, causes.host, linked.launched_us[selected], spans),
+        "late_until_us": _until_us(causes.late, spans, host),
         "pause_us": _pause_us(host, outside_operators(events, host, causes.late), spans),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
@@ -156,13 +154,17 @@ def idle_columns(
     }
 
 
-def _until_us(late: times.Intervals, low: float) -> float:
-    """How long after `low` the device has waited for nearly all of the time that it waits for launches; 0 if it never
-    does."""
-    order = np.argsort(late[0], kind="stable")
-    start, end = late[0][order], late[1][order]
-    waited = np.cumsum(end - start)
-    return float(end[np.searchsorted(waited, NEARLY_ALL_FRAC * waited[-1])] - low) if len(waited) else 0.0
+def _until_us(late: times.Intervals, spans: DeviceSpans, host: Host) -> float:
+    """How long after the start of the window the device has waited for nearly all of the time that it waits for
+    launches; 0 if it never does. Of several steps, after the start of each: a device that waits for its host is in the
+    same step."""
+    steps = np.array([start for start, end, _ in host.steps if end > spans.low and start < spans.high])
+    begins = np.array([spans.low]) if len(steps) < 2 else np.maximum(np.sort(steps), spans.low)
+    of_step = np.clip(np.searchsorted(begins, late[1], side="left") - 1, 0, None)
+    until = late[1] - begins[of_step]
+    order = np.argsort(until, kind="stable")
+    waited = np.cumsum((late[1] - late[0])[order])
+    return float(until[order][np.searchsorted(waited, NEARLY_ALL_FRAC * waited[-1])]) if len(waited) else 0.0
 
 
 NEARLY_ALL_FRAC = 0.95

@@ -31,6 +31,7 @@ from amp_core.traces.link import DATA, Host
 from amp_core.traces.loader_workers import WITH_WORKERS
 from amp_core.traces.loading import first_batch, marked_time
 from amp_core.traces.long_calls import longest_calls
+from amp_core.traces.own_ranges import range_around
 from amp_core.traces.waits import is_wait, waiting_calls
 
 PROFILER = "the profiler's own work"
@@ -38,12 +39,20 @@ PROFILER = "the profiler's own work"
 MIN_LEFT_OUT_US = 100.0
 MIN_LEFT_OUT_FRAC = 0.2
 """Share of the trace from which a part is told: a reader who compares its length would miss it."""
+MIN_OF_PASS_FRAC = 0.05
+"""The same of both ends together where a range of the program's own is around all of it; each is told from half of that
+on."""
 MIN_STEPS_FRAC = 0.1
 """The same of steps of a CPU, whose operators are left out too."""
 MIN_NAMED_FRAC = 0.5
 """Share of a part from which what the host is in is named."""
 MIN_CALLS_FRAC, MIN_OF_OPERATOR_FRAC = 1 / 3, 0.8
 """Share of a part from which calls are named, if they take that share of what else is named."""
+
+
+MAX_ADDED_FRAC = 0.05
+"""Share of the time before the window up to which what comes before or after its main part is added to that, so that
+one length of it is told."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,8 @@ class PartLeftOut:
     """Of `first-batch`: the longest load of a later batch; 0 if none is marked."""
     kernel: str = ""
     """Of `queued`: the kernel with most of the device's time."""
+    runs_us: float = 0.0
+    """Of `unrecorded`: how long work that the trace launches runs in it, as a first short kernel."""
 
 
 def parts_left_out(
@@ -108,19 +119,48 @@ def parts_left_out(
         if kind == "unrecorded" and _part(events, host, kind, launched, low, last - first) is None:
             launched = low  # what little follows the first launch is no part of its own
         ends = min(low, windows[0].earlier) if kind == "queued" else low
+        little_us = MAX_ADDED_FRAC * (low - first)
+        ends = low if low - ends <= little_us else ends
+        launched = first if launched - first <= little_us else launched
         bounds += [("start", first, launched), (kind, launched, ends)]
         if ends < low == windows[0].ready:  # otherwise the wait after earlier work is idle time of the window
             bounds.append(("wait", ends, low))
     bounds.append(("end", max(high, low), last))
-    parts = (_part(events, host, kind, begins, ends, last - first) for kind, begins, ends in bounds)
+    least_frac = MIN_LEFT_OUT_FRAC
+    # A program that marks its whole pass counts what the host does around the device's work as part of it.
+    around = None if has_steps or queued.any() else range_around(events, linked.launched_us, low, high)
+    if around is not None and max(0.0, low - around[0]) + max(0.0, around[1] - high) >= MIN_OF_PASS_FRAC * (
+        last - first
+    ):
+        least_frac = MIN_OF_PASS_FRAC / 2
+        edges = {"start": (around[0], np.inf), "end": (-np.inf, around[1])}
+        bounds = [
+            (kind, max(begins, edges[kind][0]), min(ends, edges[kind][1])) if kind in edges else (kind, begins, ends)
+            for kind, begins, ends in bounds
+        ]
+    parts = (
+        _part(
+            events,
+            host,
+            kind,
+            begins,
+            ends,
+            last - first,
+            least_frac if kind in ("start", "end") else MIN_LEFT_OUT_FRAC,
+        )
+        for kind, begins, ends in bounds
+    )
     found_parts = (part for part in parts if part is not None)
-    return tuple(_with_details(part, events, host, linked) for part in found_parts)
+    return tuple(_with_details(part, events, host, linked, low) for part in found_parts)
 
 
-def _with_details(part: PartLeftOut, events: TraceEvents, host: Host, linked: LinkedWork) -> PartLeftOut:
-    """The part, with what only one of its kind has."""
+def _with_details(part: PartLeftOut, events: TraceEvents, host: Host, linked: LinkedWork, low: float) -> PartLeftOut:
+    """The part, with what only one of its kind has; `low`: when the first window begins."""
     if part.kind == "queued":
         return replace(part, kernel=_longest_queued(events, linked))
+    if part.kind == "unrecorded":
+        before = np.isfinite(linked.launched_us) & (linked.start_us < low)
+        return replace(part, runs_us=float(linked.own_us[before].sum()))
     return replace(part, later_us=_later_us(host, linked)) if part.kind == "first-batch" else part
 
 

@@ -6,6 +6,7 @@ LongCalls(kind='allocation', names='cudaFree, cudaMalloc', us=7200.0)
 
 import functools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,10 +36,18 @@ class LongCalls:
         return times.total(self.spans)
 
 
-def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: times.Intervals) -> LongCalls | None:
+def longest_calls(
+    events: TraceEvents,
+    waits: npt.NDArray[np.bool_],
+    spans: times.Intervals,
+    kinds: Collection[str] = (),
+    window: tuple[float, float] | None = None,
+) -> LongCalls | None:
     """The kind of runtime calls in which the host spent the longest of `spans`; None if it spent them outside of such
     calls. Calls that wait for the device (`waits`) and short ones do not count. Modules that are loaded do, where the
-    profiler records that by itself, and so does torch.compile while it compiles, whatever it calls."""
+    profiler records that by itself, and so does torch.compile while it compiles, whatever it calls. `kinds`: those to
+    choose from, else all. `window`: calls of an unknown kind that are around what happens in it are no cause of
+    that."""
     spans = of_program(events, spans)
     if not len(spans[0]):
         return None
@@ -51,7 +60,10 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     us = np.bincount(name, np.maximum(own_us, 0.0), minlength=len(events.texts))
     by_kind: dict[str, list[int]] = {}
     for number in np.argsort(-us, kind="stable")[: np.count_nonzero(us)].tolist():
-        by_kind.setdefault(call_kind(events.texts[number]), []).append(number)
+        kind, chosen = call_kind(events.texts[number]), name == number
+        around_all = kind == "other" and window is not None and _is_around(start[chosen], end[chosen], spans, *window)
+        if (not kinds or kind in kinds) and not around_all:
+            by_kind.setdefault(kind, []).append(number)
     if not by_kind:
         return None
     during: dict[str, times.Intervals] = {}
@@ -79,6 +91,19 @@ def longest_calls(events: TraceEvents, waits: npt.NDArray[np.bool_], spans: time
     elif kind == "allocation" and _longest_first_us(events) >= max(MIN_START_US, times.total(when) / 2):
         kind = "setup"  # the first call into a runtime makes its context
     return LongCalls(kind, names, when)
+
+
+def _is_around(start: times.Floats, end: times.Floats, spans: times.Intervals, low: float, high: float) -> bool:
+    """Whether these calls are around whatever happens in a window, as one per request of a server: they last for nearly
+    all of it, or mostly while none of `spans` is."""
+    during = times.clip(times.union(start, end), low, high)
+    us = times.total(during)
+    return us >= MAX_AROUND_FRAC * (high - low) or times.overlap(during, spans) < MIN_WITHIN_FRAC * us
+
+
+MAX_AROUND_FRAC, MIN_WITHIN_FRAC = 0.9, 1 / 3
+"""Share of a window in calls of one name from which whatever happens lies in them; and share of their time from which
+what happens then is their doing."""
 
 
 def _long_calls(

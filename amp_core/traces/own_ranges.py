@@ -31,6 +31,8 @@ _OF_LIBRARIES = re.compile(
     r"(?:nccl|gloo|hccl|xccl|mpi|ucc|c10d):|.*\(dynamo_timed\)$"
 )
 """What torch and AMPscope mark, and profilers; libraries' ranges for parts of a model tell as much as a program's."""
+OF_PROFILERS = re.compile(r"ProfilerStep#|PyTorch Profiler|ampscope\.")
+"""What profilers and AMPscope mark."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -53,6 +55,30 @@ def range_of(events: TraceEvents, late: times.Intervals, low: float, high: float
         if found is None or length < found[0]:
             found = length, named, us
     return found[1:] if found else (None, 0.0)
+
+
+def range_around(events: TraceEvents, launched: times.Floats, begins: float, ends: float) -> tuple[float, float] | None:
+    """Start and end of the one range of the program's own, called once, in which nearly all of these launches and of
+    the window between two times are, the longest of several; None without one."""
+    marked = np.flatnonzero(np.asarray(events.spans.kind) == MARK)
+    name, start, end = (np.asarray(at)[marked] for at in (events.spans.name, events.spans.start, events.spans.end))
+    launched = np.sort(launched[np.isfinite(launched)])
+    found: tuple[float, float] | None = None
+    names, places, counts = np.unique(name, return_index=True, return_counts=True)
+    for number, place in zip(names[counts == 1].tolist(), places[counts == 1].tolist(), strict=True):
+        text, low, high = events.texts[number], float(start[place]), float(end[place])
+        inside = np.searchsorted(launched, high) - np.searchsorted(launched, low)
+        covers = min(high, ends) - max(low, begins) >= MIN_AROUND_FRAC * (ends - begins)
+        if inside < MIN_AROUND_FRAC * len(launched) or not len(launched) or not covers:
+            continue
+        is_own = _OF_LIBRARIES.match(text) is None and LOADING.match(text) is None
+        if is_own and (found is None or high - low > found[1] - found[0]):
+            found = low, high
+    return found
+
+
+MIN_AROUND_FRAC = 0.95
+"""Share of the launches in a range from which it is around a whole pass."""
 
 
 def _covered(events: TraceEvents, low: float, high: float) -> dict[str, times.Intervals]:

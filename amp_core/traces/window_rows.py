@@ -161,13 +161,31 @@ def _sync_columns(
     launching_us = max(0.0, last - low - held_us)
     high = min(high, trace.events.unrecorded_from_us)  # what it launches from then on is no work of this window
     us = np.where(waited, trace.call_end - trace.call_start, 0.0)
+    inner = waited & ~trace.repeated & _between_launches(trace, window, selected)
     return {
         "sync_us": float(us.sum()),
         "syncs": int((waited & ~trace.repeated).sum()),
         "last_syncs": float((waited & ~trace.repeated & (trace.call_start > _last_launch(trace))).sum()),
         "host_us": max(launching_us, times.total(times.clip(trace.working, low, high))) if low < high else 0.0,
+        "inner_syncs": float(inner.sum()),
         "sync_op": longest_in(trace, us)[0],
+        "inner_sync_op": longest_in(trace, np.where(inner, us, 0.0))[0],
     }
+
+
+def _between_launches(trace: LinkedTrace, window: Window, selected: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Which calls begin between the first launch and the last one of a step: of kernels, since a value that is read
+    at the end of a step launches a copy. What waits before or after, as a timer of steps or the profiler that stops,
+    is in the way of no graph of the step."""
+    launched = trace.linked.launched_us[selected & ~trace.copies]
+    launched = np.sort(launched[np.isfinite(launched)])
+    steps = [(start, end) for start, end, _ in trace.host.steps if end > window.start and start < window.end]
+    result = np.zeros(len(trace.call_start), dtype=bool)
+    for start, end in [(-np.inf, np.inf)] if window.first is None else steps:
+        first, last = np.searchsorted(launched, (start, end))
+        if first < last:
+            result |= (trace.call_start > launched[first]) & (trace.call_start < launched[last - 1])
+    return result
 
 
 def _last_launch(trace: LinkedTrace) -> float:

@@ -30,7 +30,7 @@ _NUMBERS = (
     "causal_count",
     "convolution_flops",
 )
-_FUNCTIONS = ("host_function", "data_function", "longer_function")
+_FUNCTIONS = ("host_function", "data_function", "longer_function", "longer_call", "longer_place", "longer_second")
 _HOST_TEXTS = (
     "host_op",
     "host_call",
@@ -60,6 +60,7 @@ _WINDOW_NUMBERS = (
     "copies_alone_us",
     "syncs",
     "last_syncs",
+    "inner_syncs",
     "sync_us",
     "rank",
     "idle_sync_us",
@@ -102,6 +103,11 @@ _WINDOW_NUMBERS = (
     "longer_optimizer_us",
     "longer_function_us",
     "longer_function_launches",
+    "longer_call_us",
+    "longer_compile_us",
+    "longer_place_us",
+    "longer_second_us",
+    "longer_host_wait_us",
     "late_until_us",
     "lead_outside_us",
     "began_us",
@@ -165,6 +171,7 @@ def _window_rows(run: Run, step: int | None) -> pd.DataFrame:
         "device",
         "device_name",
         "sync_op",
+        "inner_sync_op",
         "idle_sync_op",
         "idle_wait_op",
         "unwaited_op",

@@ -4,6 +4,7 @@
 LateHost(calls='allocation', is_in_first_call=False, has_longer_gaps=False)
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -90,12 +91,29 @@ def _in_calls(idle: Idle, late: "_Late", calls: "_Calls") -> _Meanwhile:
     calling, its_us = longest_named(windows, "host_call_op")
     if calling and its_us / basis.steps >= MOST_OF_CALLS_FRAC * calls.us:
         words += f"{'' if its_us / basis.steps >= NEARLY_ALL_FRAC * calls.us else ', most'} in {calling}"
+    words += _captured_once(idle.run, calls)
     in_none = _outside(windows, late.us, basis)
     beside = [_place(idle.run, windows, "host_rest_op", basis, "beside these calls")]
     beside += [] if unknown_host(idle.run) else [in_none]
     words += _by_size(*beside)
     host = LateHost(calls=calls.kind, builds_tensors=in_none.name == NEW_TENSOR)
     return _Meanwhile(words, host, calls.names, calls.us)
+
+
+def _captured_once(run: Run, calls: "_Calls") -> str:
+    """That these calls capture graphs, which happens once, as part of a sentence; empty for other calls, and where
+    several calls of compiled code capture some."""
+    captures = run.head.config.get("captures")
+    if calls.kind != "graphs" or not isinstance(captures, int) or not captures or "captured_calls" in run.head.config:
+        return ""
+    if not _CAPTURES.search(calls.names):
+        return ""
+    count = "1 graph is" if captures == 1 else f"{captures:,} graphs are"
+    return f", a one-time cost of the first call, in which {count} captured"
+
+
+_CAPTURES = re.compile(r"Capture|Instantiate|CUDAGraphNode")
+"""In the names of calls and ranges that capture graphs, or build them of what was captured."""
 
 
 def _slow_one_by_one(idle: Idle, late: "_Late", in_python_us: float) -> _Meanwhile:
@@ -190,20 +208,25 @@ def _how_long(idle: Idle, between_us: float) -> _Late:
 
 
 def waits_at_start(windows: pd.DataFrame) -> bool:
-    """Whether the device waits for launches in the first part of each window without steps, and its host is ahead of it
-    from then on."""
+    """Whether the device waits for launches in the first part of each window, or of each step, and its host is ahead of
+    it from then on."""
     return _waits_until(windows, MAX_START_FRAC)
 
 
 def waits_early(windows: pd.DataFrame) -> bool:
     """The same of a part that may be most of the window, after which the host is ahead for long."""
-    ahead_us = windows["wall_us"] - windows["late_until_us"].fillna(0.0)
+    ahead_us = _of_one_step_us(windows) - windows["late_until_us"].fillna(0.0)
     return _waits_until(windows, MAX_EARLY_FRAC) and bool((ahead_us >= MIN_AHEAD_US).all())
 
 
 def _waits_until(windows: pd.DataFrame, most_frac: float) -> bool:
     us = windows["late_until_us"].fillna(0.0)
-    return bool((us > 0).all() and (us <= most_frac * windows["wall_us"]).all() and windows["steps"].isna().all())
+    return bool((us > 0).all() and (us <= most_frac * _of_one_step_us(windows)).all())
+
+
+def _of_one_step_us(windows: pd.DataFrame) -> "pd.Series[float]":
+    """How long a step of each window takes, or the window if it has none."""
+    return windows["wall_us"] / windows["steps"].where(windows["steps"] > 0, 1.0)
 
 
 MAX_START_FRAC, MAX_EARLY_FRAC = 0.25, 0.75

@@ -15,6 +15,7 @@ from amp_core.analysis.performance.late_launches import (
 from amp_core.analysis.performance.saving import IdleSaving, Saving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.launch_remedies import FIRST_PASS, IN_PIECES
+from amp_core.findings.longer_gaps import two_places
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.signals import facts
@@ -106,10 +107,18 @@ def _host_remedy(run: Run, saving: IdleSaving) -> Remedy:
     if _in_many_operators(run):
         return _many_operators(run)
     if facts(run.head.environment, "profiler").get("with_stack"):
-        return _HAS_STACKS
+        return _in_two_places(run) or _HAS_STACKS
     if pause_us := _pause_us(run):
         return Remedy(_PAUSES.format(us=number(pause_us / 1e3, "ms")), GUIDE["host-bound"].snippet)
     return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else guides_remedy(saving)
+
+
+def _in_two_places(run: Run) -> Remedy | None:
+    """What to advise where two places hold much of the longer gaps; None for others."""
+    if not (places := two_places(run)):
+        return None
+    advice = f"{places} Call these less often, or beside the device's work. Recording stacks slows the host"
+    return replace(_HAS_STACKS, advice=f"{advice}: time the steps without them first.")
 
 
 def _allocation(run: Run) -> Remedy:
