@@ -7,7 +7,7 @@ Where nearly all of it is waiting for ranks that enter late, the saving is that 
 `late_rank_savings`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from amp_core.analysis.performance.collectives import (
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle import alone_loading_us
 from amp_core.analysis.performance.kernels import between_collectives_us, holds_collectives_alone, window_rows
+from amp_core.analysis.performance.late_hosts import LateHosts
 from amp_core.analysis.performance.late_rank_savings import (
     MAX_RANKS_NAMED,
     busiest_rank,
@@ -97,6 +98,20 @@ def _of_transfer(run: Run, rows: pd.DataFrame, basis: Basis, waits: str, here: s
         waiting_is_sure=missing.is_sure,
         waited_us=min(waited_us, communication),
         tells_transfer=bool(carried),
+    )
+
+
+def without_late_hosts(saving: CommunicationSaving, late: LateHosts) -> CommunicationSaving:
+    """The saving of communication without the waiting for ranks whose hosts are late: what these cost holds it."""
+    us = min(late.waiting_us, saving.saved_us)
+    parts = f"{number(us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')}"
+    return replace(
+        saving,
+        saved_us=saving.saved_us - us,
+        what=f"{saving.what}; {parts} are waiting for ranks whose hosts are late, and part of what those cost",
+        waiting_us=0.0,
+        waited_us=0.0,
+        late_hosts_us=us,
     )
 
 
