@@ -5,7 +5,7 @@ import pytest
 from amp_core import diagnose
 from amp_core.analysis.performance.rank_waiting import rank_waiting
 from amp_core.findings import first_sentence
-from tests.traces.made import RELU, Made, finding_of, runs_of
+from tests.traces.made import GEMM, RELU, Made, finding_of, run_of, runs_of
 from tests.traces.test_collectives import collective
 
 
@@ -67,3 +67,40 @@ def test_collectives_that_ranks_enter_together_tell_of_no_late_rank(tmp_path):
     assert table.loc[2, ["collectives", "last_frac"]].tolist() == [4, 1.0]
     assert table["last_frac"].tolist() == [0.0, 0.0, 1.0]
     assert "rank 2 enters 4 of 4 collectives last" in finding_of(run, "exposed-communication").advice
+
+
+def flushing(flushed_steps, *, steps=5, us=3_000):
+    """Steps of products launched ahead of the device. In some, the host first frees and allocates memory for as long as
+    such a step takes, in operators."""
+    trace, at, free = Made(), 0, 0
+    for number in range(steps):
+        begins, flushes = at, number in flushed_steps
+        if flushes:
+            trace.op("aten::empty", at + 5, us - 10)
+            for each in range(6):
+                name = "cudaFree" if each < 4 else "cudaMalloc"
+                trace.event(
+                    "call", name, at + 10 + each * us // 6, us // 6 - 20, 1, correlation=900 + 10 * number + each
+                )
+            at += us
+            free = max(free, at)
+        for each in range(10):
+            trace.op("aten::mm", at + 10 * each + 2, 7)
+            start = max(free, at + 10 * each + 8)
+            trace.kernel(GEMM, start, us / 10 - 5 + each % 3, at + 10 * each + 4)
+            free = start + us / 10 - 5 + each % 3 + 1
+        at += us
+        trace.event("mark", f"ProfilerStep#{number + 5}", begins, at - begins, 1)
+    return trace
+
+
+@pytest.mark.parametrize("flushed_steps", [(2,), (0, 1, 2, 3, 4)])
+def test_a_cause_that_lies_in_one_step_is_told_of_that_step(tmp_path, flushed_steps):
+    run = run_of(tmp_path, flushing(flushed_steps))
+    sentence, finding = first_sentence(run), finding_of(run, "host-bound")
+    is_one = len(flushed_steps) == 1
+    assert sentence.startswith("Step 7 takes 6.00 ms, the median step 3.00 ms") == is_one
+    assert ("In it lies 96 % of the time for which the device is idle because the host" in sentence) == is_one
+    assert ("and the longest part is GEMM/conv, on tensor cores, about" in sentence) == is_one
+    assert ("Memory runs short here, after a step in which none was freed" in finding.advice) == is_one
+    assert ("Profile after a warm-up" in finding.advice) != is_one
