@@ -5,8 +5,9 @@ import pytest
 from amp_core import diagnose
 from amp_core.analysis.performance.rank_waiting import rank_waiting
 from amp_core.findings import first_sentence
-from tests.traces.made import GEMM, RELU, Made, finding_of, run_of, runs_of
+from tests.traces.made import GEMM, NCCL, RELU, Made, finding_of, run_of, runs_of
 from tests.traces.test_collectives import collective
+from tests.traces.test_collectives import run_of as run_of_ranks
 
 
 def behind_a_host(rank, *, late_us=(0, 0, 500), gap_us=250, transfer_us=300):
@@ -104,3 +105,25 @@ def test_a_cause_that_lies_in_one_step_is_told_of_that_step(tmp_path, flushed_st
     assert ("and the longest part is GEMM/conv, on tensor cores, about" in sentence) == is_one
     assert ("Memory runs short here, after a step in which none was freed" in finding.advice) == is_one
     assert ("Profile after a warm-up" in finding.advice) != is_one
+
+
+def decoding(rank, *, transfer_us=20, spread_us=2, first_us=0):
+    """60 all-reduces of a rank of four, each after a product of its own length; rank 0 enters the first one early."""
+    trace, at = Made(), 10
+    for number in range(60):
+        trace.kernel(GEMM, at, 30 + number % 4, at - 6)
+        at += 30 + number % 4
+        us = transfer_us + spread_us * (number % 3) + (first_us if number == 0 and rank == 0 else 0)
+        trace.op("record_param_comms", at - 5, 3, **{"Collective name": "allreduce", "Group size": 4})
+        trace.kernel(NCCL, at, us, at - 4)
+        at += us
+    return trace.document(distributedInfo={"rank": rank, "world_size": 4})
+
+
+@pytest.mark.parametrize(("spread_us", "first_us", "told"), [(2, 200, True), (2, 0, True), (30, 0, False)])
+def test_equal_calls_tell_how_much_waiting_there_is_at_most(tmp_path, spread_us, first_us, told):
+    """Of 1.32 ms on each of two ranks, 0.12 are beyond the shortest call."""
+    run = run_of_ranks(tmp_path, *(decoding(rank, spread_us=spread_us, first_us=first_us) for rank in range(2)))
+    finding = finding_of(run, "exposed-communication")
+    at_most = "at least 0.100 and at most 0.220 of 1.42 ms of it" if first_us else ", at most 0.120 of 1.32 ms of it"
+    assert (f"{at_most} waiting for other ranks, if the shortest of 120 such calls" in finding.title) == told
