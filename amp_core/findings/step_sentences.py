@@ -13,6 +13,7 @@ from amp_core.analysis.performance.kernels import is_trace, numbers_of_import, w
 from amp_core.analysis.performance.main_device import main_device, main_rank
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, ProductSaving
 from amp_core.analysis.performance.savings import possible_savings
+from amp_core.findings.late_steps import in_one_step
 from amp_core.findings.signals import facts
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import is_amd
@@ -33,8 +34,9 @@ def few_long_steps(run: Run) -> str:
         return _of_two(ms)
     ms = _step_ms(run)
     _, longer = _apart(ms)
-    is_main = len(longer) and _beyond_frac(ms, longer) >= MIN_FIRST_FRAC
-    return _of_longer(ms, longer) if is_main else ""
+    in_one = in_one_step(run, ms, possible_savings(run)) if len(longer) == 1 else ""
+    is_main = len(longer) and (in_one or _beyond_frac(ms, longer) >= MIN_FIRST_FRAC)
+    return _of_longer(ms, longer, in_one) if is_main else ""
 
 
 def uneven_steps(run: Run) -> str:
@@ -120,8 +122,8 @@ MIN_WARM_STEP = 2
 """From that number on a first recorded step comes after others, in which a program is warm."""
 
 
-def _of_longer(ms: "pd.Series[float]", longer: "pd.Series[float]") -> str:
-    """That a few steps take longer, which, and how regularly."""
+def _of_longer(ms: "pd.Series[float]", longer: "pd.Series[float]", in_one: str = "") -> str:
+    """That a few steps take longer, which, and how regularly. `in_one`: of `in_one_step`."""
     steps = longer.index.to_numpy(dtype=np.int64)
     every = np.unique(np.diff(steps)) if len(steps) >= MIN_REGULAR else np.zeros(0)
     period = f", every {every[0]} steps" if len(every) == 1 and every[0] > 1 else ""
@@ -141,7 +143,7 @@ def _of_longer(ms: "pd.Series[float]", longer: "pd.Series[float]") -> str:
     return (
         f"{subject} {listed}{f'{period},' if period else ''} {verb} {each}, the median step "
         f"{number(float(ms.median()), 'ms')}: {percent(_beyond_frac(ms, longer))} of the time is what {they} beyond "
-        f"that{setup}. Figures per step are means."
+        f"that{setup}.{in_one} Figures per step are means."
     )
 
 

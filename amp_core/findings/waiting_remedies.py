@@ -62,6 +62,14 @@ def with_waiting(remedy: Remedy, run: Run, saving: CommunicationSaving, transfer
     return Remedy(advice, remedy.snippet if tells_rest else late.replace("on the late ranks", "on all ranks"))
 
 
+def after_late_hosts(remedy: Remedy, run: Run, saving: CommunicationSaving) -> Remedy:
+    """The remedy of the transfer that is left where ranks wait for ranks whose hosts are late."""
+    advice = f"Shorten what makes those hosts late first.{in_this_trace(saving)}"
+    if not trains(run) and saving.saved_us <= MAX_BEHIND_HOSTS_FRAC * saving.hosts_us:
+        return Remedy(f"{advice} The transfer is no limit while the hosts are late.", looking(run).snippet)
+    return replace(remedy, advice=f"{advice} For the rest: {remedy.advice}")
+
+
 def with_missing_ranks(remedy: Remedy, run: Run, saving: CommunicationSaving) -> Remedy:
     """The remedy of the transfer after advice to find what is waited for: ranks whose traces are missing."""
     remedy, is_whole = without_other_ranks(remedy), has_all_ranks(run)

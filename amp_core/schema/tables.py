@@ -513,6 +513,9 @@ TABLES: dict[str, Table] = {
                     "from the start of wall_us, of several steps from that of each, until nearly all idle time before "
                     "late launches is over; 0 without any",
                 ),
+                _column("late_us", "f", "lead_us and the part of idle_us in which the host had not launched"),
+                _column("late_step", "i", "step with most of late_us; null where no steps are marked"),
+                _column("late_step_us", "f", "part of late_us in that step"),
                 _column(
                     "lead_outside_us",
                     "f",

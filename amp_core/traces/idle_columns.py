@@ -137,6 +137,7 @@ def idle_columns(
         "longer_optimizer_us": times.overlap(causes.host, trace.optimizer),
         **longer_gap_columns(trace, causes.host, linked.launched_us[selected], spans),
         "late_until_us": _until_us(causes.late, spans, host),
+        **_latest_step(host, late),
         "pause_us": _pause_us(host, outside_operators(events, host, causes.late), spans),
         "lead_outside_us": times.total(outside_operators(events, host, lead)),
         "idle_between_waits_us": causes.between_waits[0],
@@ -267,6 +268,18 @@ def _steps_with(host: Host, gaps: times.Intervals, spans: DeviceSpans) -> int | 
     us = np.bincount(of_step, (gaps[1] - gaps[0])[inside])
     in_window = ((starts >= spans.low) & (starts < spans.high)).sum()
     return int((us > MIN_OF_MEAN_FRAC * us.sum() / max(1, in_window)).sum())
+
+
+def _latest_step(host: Host, late: times.Intervals) -> dict[str, Any]:
+    """How long the device waits for late launches, and the step of the host with most of that; no step without marks.
+    A host that is late is not ahead, so its steps are those of the device."""
+    columns: dict[str, Any] = {"late_us": times.total(late), "late_step": None, "late_step_us": 0.0}
+    if not host.steps or not len(late[0]):
+        return columns
+    starts, ends = (np.array([step[side] for step in host.steps], dtype=float) for side in (0, 1))
+    us = times.overlap_of_each(starts, ends, late)
+    longest = int(us.argmax())
+    return columns | {"late_step": host.steps[longest][2], "late_step_us": float(us[longest])}
 
 
 MIN_OF_MEAN_FRAC = 0.5

@@ -210,6 +210,7 @@ _TOLD = (
     "pass_tokens",
     "host_peak_bytes",
     "outer_frees",
+    "later_frees",
     "queued_us",
     "lost_tail_us",
 )

@@ -153,6 +153,17 @@ def outer_frees(events: TraceEvents, host: Host) -> int:
     return int(((host.op_of_call[frees] < 0) & (us >= LONG_CALL_US)).sum())
 
 
+def later_frees(events: TraceEvents, host: Host) -> int:
+    """How many long calls free memory in operators, in marked steps after one in which none does. An allocator whose
+    cache is not warm yet frees nothing, and one that frees in every step is never warm: memory runs short."""
+    frees, steps = _called(events, _FREES), host.steps
+    start, end = np.asarray(events.calls.start)[frees], np.asarray(events.calls.end)[frees]
+    in_operators = start[(host.op_of_call[frees] >= 0) & (end - start >= LONG_CALL_US)]
+    in_step = [int(((in_operators >= low) & (in_operators < high)).sum()) for low, high, _ in steps]
+    first = next((number for number, count in enumerate(in_step) if not count), len(in_step))
+    return sum(in_step[first:])
+
+
 def _longest_first_us(events: TraceEvents) -> float:
     """How long the longest of `_FIRST_CALLS` takes; where there are many, of those before all work of the devices,
     which needs the context that the first one makes."""

@@ -63,7 +63,7 @@ from amp_core.traces.kernel_rows import kernel_rows, launch_windows, trace_windo
 from amp_core.traces.left_out import parts_left_out
 from amp_core.traces.link import EVALUATE, link, optimizer_names
 from amp_core.traces.loader_workers import WITH_WORKERS, worker_times
-from amp_core.traces.long_calls import outer_frees
+from amp_core.traces.long_calls import later_frees, outer_frees
 from amp_core.traces.long_views import long_view
 from amp_core.traces.loops import operator_loop
 from amp_core.traces.lost_tail import lost_tail_us
@@ -229,6 +229,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         peer_links=peer_links(events.peer_copies),
         decoding=decoding(events, linked) if len(events.work) else None,
         outer_frees=outer_frees(events, host),
+        later_frees=later_frees(events, host),
         captured_calls=captured_calls(events),
         compiled_launch_frac=compiled_launch_frac(events, linked) if len(events.work) else 0.0,
         without_operators=len(events.work) > 0 and OP not in events.spans.kind,

@@ -115,6 +115,8 @@ class Trace:
     """Pieces of code that are called compiled, where torch numbers them."""
     outer_frees: int = 0
     """Long calls that free memory of a device outside of operators."""
+    later_frees: int = 0
+    """Long calls that free memory of a device in operators, in steps after one without any."""
     pass_tokens: int = 0
     """Tokens of the smallest pass that a serving engine marks."""
     decoding: Decoding | None = None

@@ -7,7 +7,7 @@ Where nearly all of it is waiting for ranks that enter late, the saving is that 
 `late_rank_savings`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -18,11 +18,13 @@ from amp_core.analysis.performance.collectives import (
     gradient_dtype,
     has_all_ranks,
     longest_transfer,
+    step_count,
     with_late_launches,
 )
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle import alone_loading_us
 from amp_core.analysis.performance.kernels import between_collectives_us, holds_collectives_alone, window_rows
+from amp_core.analysis.performance.late_hosts import LateHosts
 from amp_core.analysis.performance.late_rank_savings import (
     MAX_RANKS_NAMED,
     busiest_rank,
@@ -33,7 +35,7 @@ from amp_core.analysis.performance.late_rank_savings import (
     of_some_ranks,
 )
 from amp_core.analysis.performance.main_device import of_main
-from amp_core.analysis.performance.missing_ranks import slow_collectives, uneven_collectives
+from amp_core.analysis.performance.missing_ranks import equal_collectives, slow_collectives, uneven_collectives
 from amp_core.analysis.performance.rank_waiting import late_ranks, rank_waiting, waited_for
 from amp_core.analysis.performance.saving import (
     MIN_SAVED_FRAC,
@@ -70,10 +72,9 @@ def _of_transfer(run: Run, rows: pd.DataFrame, basis: Basis, waits: str, here: s
     communication = max(0.0, measured - loading)
     exposed = by_collective.groupby("kernel")["alone_us"].sum()
     kernels = longest_name(rows[rows["category"] == "communication"], "name")
-    # What runs beside a collective may hide the waiting or the transfer.
-    beside = by_collective["transfer_us"] + by_collective["stalled_us"]
-    surely_us = float((by_collective["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
-    waited_us = surely_us / basis.steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
+    waited_us = (
+        _surely_waiting_us(by_collective) / basis.steps if windows["rank"].nunique() > 1 and has_all_ranks(run) else 0.0
+    )
     missing = _missing_ranks(run, cost, communication, is_told=bool(waits))
     between = between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
     many = basis.each_us(rows["count"][rows["category"] == "communication"])
@@ -96,7 +97,22 @@ def _of_transfer(run: Run, rows: pd.DataFrame, basis: Basis, waits: str, here: s
         waiting_us=missing.us,
         waiting_is_sure=missing.is_sure,
         waited_us=min(waited_us, communication),
+        hardly_waits=missing.is_little,
         tells_transfer=bool(carried),
+    )
+
+
+def without_late_hosts(saving: CommunicationSaving, late: LateHosts) -> CommunicationSaving:
+    """The saving of communication without the waiting for ranks whose hosts are late: what these cost holds it."""
+    us = min(late.waiting_us, saving.saved_us)
+    parts = f"{number(us / 1e3)} of the {number(saving.saved_us / 1e3, 'ms')}"
+    return replace(
+        saving,
+        saved_us=saving.saved_us - us,
+        what=f"{saving.what}; {parts} are waiting for ranks whose hosts are late, and part of what those cost",
+        waiting_us=0.0,
+        waited_us=0.0,
+        late_hosts_us=us,
     )
 
 
@@ -154,6 +170,8 @@ class _Missing:
     """For it, or for what is not known."""
     is_sure: bool = True
     """Whether it is at least that long; else only if all collectives carry equally much."""
+    is_little: bool = False
+    """Whether it is a small part at most, as far as equal calls tell it."""
 
 
 def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool) -> _Missing:
@@ -177,11 +195,33 @@ def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool
             f"all {uneven.calls:,} calls carry as much as the shortest, which take {number(uneven.shortest_us, 'µs')}"
         )
         return _Missing(uneven_us, words, is_sure=False)
+    known_us = min(_surely_waiting_us(collective_rows(run)) / step_count(run), exposed_us)
+    is_told = known_us >= MIN_TOLD_FRAC * exposed_us > 0
+    parts, equal = number(known_us / 1e3, "ms") if is_told else "", equal_collectives(run)
+    if equal is not None and equal.most_us < MAX_WAITING_FRAC * exposed_us:
+        at_least = f"at least {number(known_us / 1e3)} and " if is_told else ""
+        words = (
+            f", {at_least}at most {number(equal.most_us / 1e3)} of {number(exposed_us / 1e3, 'ms')} of it waiting for "
+            f"other ranks, if the shortest of {equal.calls:,} such calls waits for none"
+        )
+        return _Missing(words=words, is_little=True)
     ranks, least = window_rows(run)["rank"].nunique(), "at least " if run.head.config.get("world_size_is_least") else ""
     of_all = f" of {least}{run.head.world_size} ranks" if run.head.world_size > ranks else f" rank{'s' * (ranks > 1)}"
     traces = "the trace of one" if ranks == 1 else f"the traces of {ranks}"
     does_not = "does not" if ranks == 1 else "do not"
-    return _Missing(words=f"; {traces}{of_all} {does_not} show how much of that is waiting for others")
+    at_least = f", at least {parts}" if parts else ""
+    return _Missing(words=f"; {traces}{of_all} {does_not} show how much of that is waiting for others{at_least}")
+
+
+MIN_TOLD_FRAC = 0.05
+"""Share of exposed communication that surely is waiting from which that is told as the least."""
+
+
+def _surely_waiting_us(rows: pd.DataFrame) -> float:
+    """At least that much of exposed communication is waiting, in all steps of all ranks. What runs beside a collective
+    may hide the waiting or the transfer. `rows` of `collective_rows`."""
+    beside = rows["transfer_us"] + rows["stalled_us"]
+    return float((rows["alone_us"] - beside).clip(lower=0.0).fillna(0.0).sum())
 
 
 def _stalls(run: Run, cost: StepCost) -> str:

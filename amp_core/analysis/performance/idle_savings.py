@@ -13,6 +13,7 @@ import pandas as pd
 from amp_core.analysis.performance.collectives import with_late_launches
 from amp_core.analysis.performance.idle import Idle, copies_of_values, longest_named, longest_of
 from amp_core.analysis.performance.kernels import holds_collectives_alone, kernel_rows, window_rows
+from amp_core.analysis.performance.late_hosts import LateHosts, late_host_us
 from amp_core.analysis.performance.late_launches import MOST_OF_CALLS_FRAC, NEARLY_ALL_FRAC, late_launches
 from amp_core.analysis.performance.saving import Basis, IdleSaving, LateRankSaving, Saving, time_and_lead
 from amp_core.analysis.performance.step_cost import step_cost
@@ -141,33 +142,43 @@ def idle_of_late_rank(run: Run, late: LateRankSaving, unit: str) -> list[Saving]
     windows, rows = (frame[frame["rank"] == rank] for frame in (window_rows(run), kernel_rows(run)))
     cost = step_cost(run, rank=rank)
     savings = idle_savings(run, windows, rows, Basis(cost, float(cost.steps or len(windows)), unit, rates=None))
-    others_us = late_host_us(window_rows(run), late)
+    others_us = _others_late_us(run, late.late_ranks)
     is_cause = late.slower_ratio > 0 or others_us <= late.saved_us
     limit_us = JUST_BELOW * late.saved_us if is_cause else math.inf
     theirs = "" if is_cause else f", the others' for {100 * others_us / late.step_us:.0f} %,"
     most_us = {"launch-bound": math.inf if late.is_of_all_hosts else limit_us}
     return [
         replace(
-            saving,
+            _of_rank(saving, rank, unit, theirs),
             saved_us=min(saving.saved_us, most_us.get(saving.code, limit_us)),
             lead_us=min(saving.lead_us, most_us.get(saving.code, limit_us)),
             rank_limit_us=min(saving.rank_limit_us, limit_us),
-            what=saving.what.replace("The GPU", f"Rank {rank}'s GPU", 1)
-            .replace(f"of the {unit}", f"of its {unit}")
-            .replace(" because the host", f"{theirs} because the host", 1),
         )
         for saving in savings
     ]
 
 
-def late_host_us(windows: pd.DataFrame, late: LateRankSaving) -> float:
-    """How long per step the devices of the other ranks than the late ones are idle because their own hosts launch too
-    late, the mean in microseconds."""
-    others = windows[~windows["rank"].isin(late.late_ranks)]
-    causes = ["idle_data_us", "idle_sync_us", "idle_wait_us", "idle_latency_us", "idle_filling_us"]
-    causes += ["idle_elsewhere_us", "idle_profiling_us"]
-    us = others["idle_us"].fillna(0.0) - others[causes].fillna(0.0).sum(axis=1)
-    return float(us.clip(lower=0.0).sum()) / max(1.0, float(others["steps"].fillna(0.0).sum()) or float(len(others)))
+def idle_of_late_host(run: Run, late: LateHosts, unit: str) -> list[Saving]:
+    """The same of the rank whose late host the others wait for: what they wait is the idle time of its GPU seen from
+    them, so that this is the whole of it, and no mean over the ranks."""
+    windows, rows = (frame[frame["rank"] == late.rank] for frame in (window_rows(run), kernel_rows(run)))
+    cost = step_cost(run, rank=late.rank)
+    savings = idle_savings(run, windows, rows, Basis(cost, float(cost.steps or len(windows)), unit, rates=None))
+    idle, waiting = (100 * us / cost.step_us for us in (_others_late_us(run, (late.rank,)), late.others_us))
+    theirs = f", the others' for {idle:.0f} % beside {waiting:.0f} % of waiting for late ranks,"
+    return [_of_rank(saving, late.rank, unit, theirs) for saving in savings]
+
+
+def _of_rank(saving: Saving, rank: int, unit: str, theirs: str) -> Saving:
+    """A saving of one rank's windows, with its number, and what is said of the others' GPUs."""
+    what = saving.what.replace("The GPU", f"Rank {rank}'s GPU", 1).replace(f"of the {unit}", f"of its {unit}")
+    return replace(saving, what=what.replace(" because the host", f"{theirs} because the host", 1))
+
+
+def _others_late_us(run: Run, ranks: tuple[int, ...]) -> float:
+    """How long per step the devices of the other ranks are idle because their own hosts launch too late."""
+    windows = window_rows(run)
+    return late_host_us(windows[~windows["rank"].isin(ranks)])
 
 
 MIN_OF_ONE_RATIO = 1.5

@@ -136,3 +136,31 @@ def uneven_collectives(run: Run) -> UnevenCollectives | None:
         return None
     waiting_us = float((frame["alone_us"] - shortest_us).clip(lower=0.0).sum())
     return UnevenCollectives(waiting_us / step_count(run), len(us), shortest_us)
+
+
+@dataclass(frozen=True)
+class EqualCollectives:
+    """Calls of one kernel, group and size that hold most of exposed communication."""
+
+    most_us: float
+    """At most that much of all exposed communication is waiting, if the shortest call waits for nobody: what the calls
+    take beyond that, and all other collectives; mean over ranks, per step."""
+    calls: int
+    """Of all ranks."""
+
+
+def equal_collectives(run: Run) -> EqualCollectives | None:
+    """How much waiting there is at most, whichever ranks are missing; None where no kind has enough calls. Where sizes
+    are not recorded, longer calls may be larger messages, which counts as waiting here."""
+    frame = collective_rows(run)
+    frame = frame[frame["total_us"] > 0]
+    if frame.empty:
+        return None
+    alone_us = frame.groupby(["kernel", "group", "message_bytes"], dropna=False)["alone_us"].transform("sum")
+    is_main = alone_us == alone_us.max()
+    same = frame[is_main]
+    if len(same) < MIN_CALLS:
+        return None
+    beyond = same["total_us"] - same["total_us"].min()  # what runs beside a call may hide its transfer alone
+    beyond_us = float(pd.concat([beyond, same["alone_us"]], axis=1).min(axis=1).sum())
+    return EqualCollectives((beyond_us + float(frame["alone_us"][~is_main].sum())) / step_count(run), len(same))

@@ -97,10 +97,10 @@ MIN_BEGAN_FRAC = 0.5
 
 def rank_waiting(run: Run) -> pd.DataFrame:
     """One row per rank: rank, ms (in collectives), waiting_ms, transfer_ms, stalled_ms (beyond the transfer after all
-    have entered), collectives (their number), last_frac (share of them that it enters last; where ranks enter nearly
-    together, none does), kept_ms (how long each other rank waits for it, on average), caused_ms (how long the second
-    last rank waits for it: near ties cause nothing); times per step. Empty if the traces of fewer than two ranks hold
-    the same collectives."""
+    have entered), collectives (how many ranks enter apart, see `NEAR_US`), last_frac (share of them that it enters
+    last; where ranks enter nearly together, none does), kept_ms (how long each other rank waits for it, on average),
+    caused_ms (how long the second last rank waits for it: near ties cause nothing); times per step. Empty if the traces
+    of fewer than two ranks hold the same collectives."""
     frame = collective_rows(run)
     frame = frame[frame["last"].notna()]
     per = 1e3 * step_count(run) / max(1, frame["rank"].nunique())
@@ -108,7 +108,8 @@ def rank_waiting(run: Run) -> pd.DataFrame:
     caused = waits.groupby([waits[key] for key in (*KEYS, "last")], dropna=False)["waiting_us"].min()
     caused_us = caused.groupby(level="last").sum()
     longest_us = frame.groupby(KEYS, dropna=False)["waiting_us"].transform("max")
-    is_last = (frame["rank"] == frame["last"]) & (longest_us >= NEAR_TIE_FRAC * frame["transfer_us"])
+    apart = longest_us >= NEAR_US
+    is_last = apart & (frame["rank"] == frame["last"]) & (longest_us >= NEAR_TIE_FRAC * frame["transfer_us"])
     rows = []
     for rank, part in frame.groupby(frame["rank"].astype(int)):
         kept = frame[(frame["last"] == rank) & (frame["rank"] != rank)]
@@ -120,8 +121,8 @@ def rank_waiting(run: Run) -> pd.DataFrame:
                 "waiting_ms": part["waiting_us"].sum() / per,
                 "transfer_ms": part["transfer_us"].sum() / per,
                 "stalled_ms": part["stalled_us"].sum() / per,
-                "collectives": len(part),
-                "last_frac": float(is_last[part.index].mean()),
+                "collectives": int(apart[part.index].sum()),
+                "last_frac": float(is_last[part.index].sum()) / max(1, int(apart[part.index].sum())),
                 "kept_ms": kept["waiting_us"].sum() / per / others,
                 "caused_ms": caused_us.get(rank, 0.0) / per,
             }
@@ -142,6 +143,9 @@ def waited_for(run: Run) -> WaitedFor | None:
     return WaitedFor(rank, waiting_ms, last_frac, float(table["waiting_ms"].mean()), ranks)
 
 
+NEAR_US = 20.0
+"""Ranks that enter a collective within this enter it together: their kernels start and end by microseconds apart, as
+the device's clocks do."""
 NEAR_TIE_FRAC = 0.05
 """Share of the transfer up to which another rank's longer kernel may be due to how ranks leave a collective."""
 MIN_LAST_FRAC, MIN_KEPT_FRAC = 0.2, 0.25

@@ -157,6 +157,10 @@ class CommunicationSaving(Saving):
     """Of ranks that are all here: at least that much of `saved_us` is waiting for others."""
     hosts_us: float = 0.0
     """How long the device waits for late launches of its host."""
+    hardly_waits: bool = False
+    """Whether equal calls tell that a small part of it is waiting at most, whichever ranks' traces are missing."""
+    late_hosts_us: float = 0.0
+    """Waiting for ranks whose hosts are late, which is no part of `saved_us`, but of what those hosts cost."""
     tells_transfer: bool = False
     """Whether `what` tells the transfer that takes longest."""
 

@@ -17,7 +17,11 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.collectives import with_late_launches
-from amp_core.analysis.performance.communication_savings import beside_backward_us, communication_saving
+from amp_core.analysis.performance.communication_savings import (
+    beside_backward_us,
+    communication_saving,
+    without_late_hosts,
+)
 from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.few_blocks import few_blocks
@@ -26,6 +30,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import (
     JUST_BELOW,
     LATE_LAUNCHES,
+    idle_of_late_host,
     idle_of_late_rank,
     idle_savings,
 )
@@ -39,6 +44,7 @@ from amp_core.analysis.performance.kernels import (
     mostly_misclocked,
     window_rows,
 )
+from amp_core.analysis.performance.late_hosts import late_hosts
 from amp_core.analysis.performance.main_device import of_main
 from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.memory_savings import memory_savings
@@ -176,17 +182,21 @@ def _all_savings(run: Run, rows: pd.DataFrame, windows: pd.DataFrame, basis: Bas
     """All savings, and what each of them waits for until the step becomes shorter by it."""
     cost, communication = basis.cost, communication_saving(run, rows, basis)
     late = _one_late(run, communication)
+    behind = late_hosts(run, basis) if isinstance(communication, CommunicationSaving) else None
     ranks_late = isinstance(communication, LateRankSaving)
     between_us = 0.0 if ranks_late else between_collectives_us(run, MIN_SAVED_FRAC * cost.step_us)
-    idle = (
-        idle_savings(run, windows, rows, basis, between_us)
-        if late is None
-        else idle_of_late_rank(run, late, basis.unit)
-    )
+    if late is not None:
+        idle = idle_of_late_rank(run, late, basis.unit)
+    elif behind is not None:
+        idle = idle_of_late_host(run, behind, basis.unit)
+    else:
+        idle = idle_savings(run, windows, rows, basis, between_us)
     is_idle = is_mostly_idle(cost if late is None else step_cost(run, rank=late.late_ranks[0]))
     is_idle |= is_behind_host(windows, basis)
     is_idle &= not holds_collectives_alone(run)
     if isinstance(communication, CommunicationSaving):
+        if behind is not None:
+            communication = without_late_hosts(communication, behind)
         host_us = max((c.saved_us - c.lead_us for c in idle if c.code in LATE_LAUNCHES), default=0.0)
         waiting_us = communication.waiting_us if communication.waiting_is_sure else 0.0
         communication = replace(communication, hosts_us=host_us)

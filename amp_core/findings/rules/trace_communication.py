@@ -10,8 +10,13 @@ from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import rule
 from amp_core.findings.rules.trace_cpu import cpu_waits_for_ranks
 from amp_core.findings.trace_findings import SAVING_THRESHOLD, in_this_trace, saving_finding
-from amp_core.findings.transfer_remedies import OVERLAP, Transfers, transfer_remedy
-from amp_core.findings.waiting_remedies import late_rank_remedy, with_missing_ranks, with_waiting
+from amp_core.findings.transfer_remedies import OVERLAP, Transfers, transfer_remedy, without_other_ranks
+from amp_core.findings.waiting_remedies import (
+    after_late_hosts,
+    late_rank_remedy,
+    with_missing_ranks,
+    with_waiting,
+)
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
 
@@ -48,6 +53,10 @@ def exposed_communication(run: Run) -> list[Finding]:
 def _of_transfer(run: Run, saving: CommunicationSaving, transfers: Transfers) -> Remedy:
     """Advice on the transfer, after what the traces tell of waiting."""
     remedy = transfer_remedy(transfers)
+    if saving.hardly_waits:
+        remedy = without_other_ranks(remedy)
+    if saving.late_hosts_us:
+        return after_late_hosts(remedy, run, saving)
     if saving.waiting_us:
         return with_missing_ranks(remedy, run, saving)
     if saving.waited_us >= MIN_WAITED_FRAC * saving.saved_us > 0:

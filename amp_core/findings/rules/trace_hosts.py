@@ -67,7 +67,7 @@ def _host_remedy(run: Run, saving: IdleSaving) -> Remedy:
     if in_calls == "graphs" and _BY_COMPILED_CODE in saving.where:
         return _CAPTURED_BY_COMPILED_CODE
     if in_calls == "allocation":
-        return _allocation(run) if on_cuda else replace(_allocation(run), snippet=_WARM_UP)
+        return _allocation(run, on_cuda=on_cuda)
     if in_calls == "compiling" and _are_compiled_ahead(run):
         return _INTERNAL_FORMATS
     if in_calls == "torch.compile" and numbers_of_import(run, "compilations", "count") == [1]:
@@ -121,23 +121,35 @@ def _in_two_places(run: Run) -> Remedy | None:
     return replace(_HAS_STACKS, advice=f"{advice}: time the steps without them first.")
 
 
-def _allocation(run: Run) -> Remedy:
+def _allocation(run: Run, *, on_cuda: bool) -> Remedy:
     """Advice for calls that allocate or free memory, without what does not happen here: pinned memory by the names of
-    the calls, `empty_cache` where all memory of the device is freed in operators."""
+    the calls, `empty_cache` where all memory of the device is freed in operators, a warm-up where it is freed after
+    steps in which it is not."""
     called = ", ".join(window_rows(run).query("host_call_kind == 'allocation'")["host_call"].dropna())
     remedy = _CALLS["allocation"]
     pinned = [_OF_PINNED.search(name) is not None for name in called.split(", ") if name]
     if all(pinned) and pinned:
         return _PINNED_ONCE
+    frees = run.head.config.get("later_frees")
+    if isinstance(frees, int) and frees >= MIN_LATER_FREES and not any(pinned):
+        return _MEMORY_SHORT if on_cuda else replace(_MEMORY_SHORT, snippet="")
     left_out = [] if any(pinned) else [" allocate pinned buffers once,"]
     if not run.head.config.get("outer_frees") and not unknown_host(run):
         left_out += [" after empty_cache(),", " remove empty_cache(),"]
     advice = remedy.advice
     for part in left_out:
         advice = advice.replace(part, "")
-    return replace(remedy, advice=advice)
+    return replace(remedy, advice=advice, snippet=remedy.snippet if on_cuda else _WARM_UP)
 
 
+MIN_LATER_FREES = 3
+"""Calls that free memory after a step without any from which an allocator flushes its cache."""
+_MEMORY_SHORT = Remedy(
+    "Memory runs short here, after a step in which none was freed, so this is no warm-up: the caching allocator frees "
+    "its cache and allocates again. Take fewer bytes, as by smaller batches or activation checkpointing, and let "
+    "segments grow, which avoids fragmentation.",
+    'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"   # before the first allocation',
+)
 _OF_PINNED = re.compile(r"Host(?:Alloc|Malloc|Free|Register|Unregister)|MallocHost|FreeHost")
 """In the names of calls that allocate or free pinned memory."""
 _PINNED_ONCE = Remedy(
