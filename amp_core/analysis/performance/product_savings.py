@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.attention import PRODUCTS_OF_BATCHES
 from amp_core.analysis.performance.blocks import blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.fused_attention import is_of_scores
+from amp_core.analysis.performance.gathered import Gathered, gathered
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.matrix_kinds import MatrixKinds, is_matrix, matrix_kinds
 from amp_core.analysis.performance.roofline import in_16_bits, rate_frac
@@ -36,10 +39,34 @@ UNKNOWN_RATIO = 2.0
 """Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
 
 
-def product_savings(run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool) -> list[ProductSaving]:
-    """The savings of products. `rows` of `kernels` count work that runs beside other work once."""
+def product_savings(
+    run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool, is_fused_attention: bool = False
+) -> list[ProductSaving]:
+    """The savings of products. `rows` of `kernels` count work that runs beside other work once. `is_fused_attention`:
+    whether what the products of attention in steps save is counted with its softmax."""
     narrower = _narrower(_without_stalls(rows), basis) if has_tensor_cores else None
-    return [one for one in (narrower, _slow(run, basis)) if one is not None]
+    ops = matrix_ops(run)
+    ops = ops[~is_of_scores(ops, rows)] if is_fused_attention else ops
+    copies = gathered(rows, basis)
+    if copies is not None:  # the same change ends both
+        ops = ops[~(ops["op"].isin(PRODUCTS_OF_BATCHES) & ops["in_shapes"].isin(copies.products))]
+    slow = [one for one in (_slow(run, ops, basis), _of_gathered(copies, basis)) if one is not None]
+    return [one for one in (narrower, max(slow, key=lambda one: one.saved_us, default=None)) if one is not None]
+
+
+def _of_gathered(copies: Gathered | None, basis: Basis) -> ProductSaving | None:
+    """What products save, with the copies of their matrices, that read each of these once, where it is."""
+    if copies is None:
+        return None
+    return ProductSaving(
+        "slow-products",
+        copies.saved_us,
+        basis.cost.step_us,
+        f"{copies.in_words(basis)}; a grouped product reads each matrix once, where it is",
+        copies.op,
+        gathered_us=copies.us,
+        are_shared=copies.are_shared,
+    )
 
 
 MIN_STALL_RATIO = 20.0
@@ -148,10 +175,9 @@ def _kinds(rows: pd.DataFrame) -> MatrixKinds:
     return matrix_kinds(rows["total_us"], rows["category"] == "attention")
 
 
-def _slow(run: Run, basis: Basis) -> ProductSaving | None:
+def _slow(run: Run, ops: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     """What slow products save: the larger of what they would at a good share of the peak and at the rate of smaller
     ones."""
-    ops = matrix_ops(run)
     lower = slower_product(ops)
     found = [_far_below(run, ops, basis, basis.rates)] if basis.rates is not None else []
     found += [_lower_rate(lower, basis)] if lower is not None else []

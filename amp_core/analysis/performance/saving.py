@@ -212,6 +212,10 @@ class ProductSaving(Saving):
     """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
     slowest: Product | None = None
     """Of slow products: the sizes of the slowest operator; None if not known."""
+    gathered_us: float = 0.0
+    """What products take per step whose matrices are copied for them, with the copies, if it is of these; else 0."""
+    are_shared: bool = False
+    """Of the same: whether several of these products share a matrix."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +229,8 @@ class MemorySaving(Saving):
     takes it, and not memory."""
     lone_us: float = 0.0
     """The part in casts between products, which nothing is fused with."""
+    attention_us: float = 0.0
+    """The part that one kernel of attention saves of its softmax, its products and what lies between these."""
 
 
 def unit_of(cost: StepCost) -> str:
