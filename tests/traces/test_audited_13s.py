@@ -1,15 +1,18 @@
 """Savings that belong together, which public traces showed to be told apart or too small."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from amp_core import diagnose
-from amp_core.analysis.performance.saving import ProductSaving
+from amp_core.analysis.performance.saving import ProductSaving, step_share
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from tests.traces import made
 from tests.traces.made import Made, finding_of, run_of
+from tests.traces.test_judged import H100, decoding
 from tests.traces.test_refuted_kernels import SOFTMAX
-from tests.traces.test_told_products import A100, BF16
+from tests.traces.test_told_products import A100, BF16, TENSILE, products_of
 
 GATHER = "void at::native::vectorized_gather_kernel<16, long>"
 
@@ -102,3 +105,78 @@ def test_copies_of_matrices_are_told_beside_a_larger_saving(tmp_path):
     sentence = first_sentence(run_of(tmp_path, trace, *A100))
     assert sentence.count("the products of batches that read its copies take") == 1
     assert sentence.startswith("Largest possible saving: the GPU is idle")
+
+
+MOE = "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1"
+
+
+@pytest.mark.parametrize(("second", "share"), [(f"{MOE}_swiglu", "80.8 %"), (made.GEMM, "40.4 %")])
+def test_a_product_counts_with_its_kernels_variants(tmp_path, second, share):
+    trace = decoding("step[DECODE bs=1]", MOE)
+    halves = [event for event in trace.events if event["name"] == MOE]
+    for event in halves:
+        event["dur"] /= 2
+        trace.events.append(event | {"name": second, "ts": event["ts"] + event["dur"]})
+    sentence = first_sentence(run_of(tmp_path, trace, *H100))
+    assert f"takes {share}." in sentence
+    assert (f"{MOE} with 1 variant of it, takes" in sentence) == (second != made.GEMM)
+
+
+@pytest.mark.parametrize(("busy_us", "told"), [(80, True), (63, False)])
+def test_attention_is_told_beside_products_that_decode(tmp_path, busy_us, told):
+    trace = decoding("step[DECODE bs=1]", product_us=60, busy_us=busy_us)
+    for event in trace.events:
+        event["name"] = "paged_attention_ll4mi_QKV_mfma16_kernel" if event["name"] == made.RELU else event["name"]
+    sentence = first_sentence(run_of(tmp_path, trace, *H100))
+    assert "products in 16 bits take" in sentence and ("Attention takes another" in sentence) == told
+
+
+@pytest.mark.parametrize("is_pipeline", [True, False])
+@pytest.mark.parametrize(("own_us", "named"), [(50, "ndimage/zoom.py(739): zoom"), (3000, "<built-in function shift>")])
+def test_loading_by_a_pipeline_is_told_to_get_faster_and_not_another_loader(tmp_path, is_pipeline, own_us, named):
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 20_000, 1)
+    for number, at in enumerate((1000, 11_000)):
+        trace.op("aten::mm", at - 900, 8)
+        trace.kernel(made.GEMM, at - 890, 800 + number, at - 898)
+        trace.event("mark", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 8500, 1)
+        folder = "transformers/pipelines" if is_pipeline else "project"
+        trace.event("python_function", f"{folder}/pt_utils.py(180): __next__", at, 8500, 1)
+        trace.event("python_function", "scipy/ndimage/zoom.py(739): zoom", at + 100, 8000 + number, 1)
+        trace.event("python_function", "<built-in function shift>", at + 110 + own_us, 7980 + number - own_us, 1)
+        trace.op("aten::mm", at + 8600, 20)
+        trace.kernel(made.GEMM, at + 8630, 300, at + 8602)
+    finding = finding_of(run_of(tmp_path, trace, *A100), "waiting-for-data")
+    assert finding.where == named
+    assert ("use_fast=True" in finding.snippet) == is_pipeline == ("num_workers" not in finding.snippet)
+
+
+def test_slow_products_take_no_less_than_the_shortest_kernels(tmp_path):
+    """Twelve products of 8 µs each, which an A100 computes in 0.3 µs, beside kernels of 3 µs."""
+    factors = [[128, 512], [512, 512]]
+    calls = [
+        call for n in range(12) for call in (("aten::mm", made.GEMM, 8.0, factors), ("aten::relu", made.RELU, 3.0, []))
+    ]
+    calls.append(("aten::gelu", made.RELU, 400.0, []))  # the host is ahead
+    saving = possible_savings(run_of(tmp_path, in_order(calls), *A100)).of("slow-products", ProductSaving)
+    assert (saving.unlimited or saving).saved_us == pytest.approx(12 * (8 - 3))
+
+
+def test_a_share_just_below_the_least_one_does_not_look_like_it():
+    cost = SimpleNamespace(step_us=1000.0)
+    shares = {us: step_share(us, cost) for us in (46.0, 49.8, 50.0, 44.0, 996.0)}
+    assert shares == {46.0: "4.6 %", 49.8: "4.98 %", 50.0: "5 %", 44.0: "4 %", 996.0: "99.6 %"}
+
+
+@pytest.mark.parametrize(
+    ("factors", "padded"),
+    [
+        ([[1025, 8192], [8192, 1025]], "M 1025 · N 1032 · K 8192"),
+        ([[1025, 8190], [8190, 1024]], "M 1025 · N 1024 · K 8192"),
+        ([[1025, 8192], [8192, 1024]], ""),
+    ],
+)
+def test_only_sizes_whose_elements_lie_side_by_side_are_padded(tmp_path, factors, padded):
+    trace = products_of(factors, TENSILE.format(parts=1, stream=0), us=100.0)
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    assert (f"pad them ({padded})" in sentence) if padded else "pad them" not in sentence

@@ -168,7 +168,7 @@ def _unfused(
     kinds = f"norms, elementwise kernels{joins}{'' if are_elsewhere else ', casts'} and reductions"
     what = f"Unfused {kinds} take {basis.taken(us)}{apart}{alone}; {why}"
     is_attention = in_steps > us / 2
-    if attention is None:
+    if attention is None or not basis.is_long(attention_us):
         what += without
     else:
         is_attention = attention_us > fused_us / 2

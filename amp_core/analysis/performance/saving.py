@@ -239,8 +239,11 @@ def unit_of(cost: StepCost) -> str:
 
 
 def step_share(us: float, cost: StepCost) -> str:
-    """`28 %`: microseconds as a share of the step; `99.7 %` where 100 % would be too much."""
-    share = 100 * us / cost.step_us
+    """`28 %`: microseconds as a share of the step; `99.7 %` where 100 % would be too much, and `4.6 %` where 5 % would
+    look like the share from which a saving is reported."""
+    share, least = 100 * us / cost.step_us, 100 * MIN_SAVED_FRAC
+    if share < least <= round(share):
+        return f"{share:.1f} %" if round(share, 1) < least else f"{share:.2f} %"
     return f"{share:.1f} %" if 99.5 <= share < 99.95 else f"{share:.0f} %"
 
 
