@@ -77,15 +77,39 @@ def _decoding(run: Run, savings: Savings) -> str:
         remedies = f", so memory bounds them, and {'' if already else 'weights of fewer bits, '}{_MORE_ROWS}"
     of_experts = float(products["total_us"][products["name"].str.contains(_OF_EXPERTS)].sum())
     weights = "every weight" if of_experts < float(products["total_us"].sum()) / 2 else "weights"
-    longest = longest_name(products, "name")
-    frac = float(products["total_us"][products["name"] == longest].sum()) / wall_us
-    left = f" The longest, {kernel_in_words(longest)}, takes {percent(frac)}." if frac >= MIN_LONGEST_FRAC else ""
+    left = _longest(products, wall_us) + _attention(rows, wall_us)
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
         left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
     return (
         f"{_decode(passes, each)}: products {sizes}take {percent(share)} of the {savings.unit}{theirs} and read "
         f"{weights} for so few rows{remedies}.{left}"
     )
+
+
+def _longest(products: pd.DataFrame, wall_us: float) -> str:
+    """The product that takes longest, with the variants of its kernel, as a sentence; empty where it takes little."""
+    base = products["name"].str.replace(_VARIANT, "", regex=True)
+    us = products["total_us"].groupby(base).sum()
+    its = products[base == us.idxmax()]
+    frac, name = float(us.max()) / wall_us, kernel_in_words(longest_name(its, "name"))
+    variants = its["name"].nunique() - 1
+    more = f" with {variants} variant{'s' if variants > 1 else ''} of it" if variants else ""
+    return f" The longest, {name}{more}, takes {percent(frac)}." if frac >= MIN_LONGEST_FRAC else ""
+
+
+_VARIANT = r"(?<=\w)_(?:[NT]{2,4}_)?(?:[a-z]*\d+x)+.*$"
+"""What follows the name of a kernel of Triton that is compiled for several types, tiles and functions applied to the
+result: `_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu`."""
+
+
+def _attention(rows: pd.DataFrame, wall_us: float) -> str:
+    """What attention takes, as a sentence; empty where that is little."""
+    frac = float(rows["total_us"][rows["category"] == "attention"].sum()) / wall_us
+    return f" Attention takes another {percent(frac)}." if frac >= MIN_ATTENTION_FRAC else ""
+
+
+MIN_ATTENTION_FRAC = 0.15
+"""Share of the step in attention from which it is named beside such products."""
 
 
 def _read_frac(products: pd.DataFrame, savings: Savings) -> float | None:

@@ -18,7 +18,7 @@ from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
-from amp_core.analysis.performance.product_savings import SLOW_PEAK_FRAC, gain_by_padding
+from amp_core.analysis.performance.product_savings import SLOW_PEAK_FRAC, gain_by_padding, sizes_to_pad_to
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
 from amp_core.analysis.performance.shortest_kernels import is_shortest
@@ -89,7 +89,7 @@ def _padding(run: Run, kernel: str) -> str:
     first = ops.iloc[0]
     return (
         f"Its sizes ({first['sizes']}) are not all multiples of 16 bytes, which bars kernels that load so many at a "
-        f"time: pad them ({first['padded']})."
+        f"time: pad them ({sizes_to_pad_to(first.to_dict())})."
     )
 
 

@@ -23,6 +23,7 @@ from amp_core.analysis.performance.saving import (
     CommunicationSaving,
     IdleSaving,
     LateRankSaving,
+    ProductSaving,
     Saving,
     longest_name,
     step_share,
@@ -317,10 +318,12 @@ def _is_larger_of_hosts(savings: Savings) -> bool:
 
 
 def _next(savings: Savings) -> str:
-    """The second largest saving as a sentence, if it is about as large; else empty."""
-    if len(savings.ranked) < 2:
+    """The second largest saving as a sentence, if it is about as large; else empty. That of gathered matrices is told
+    as a part of its own."""
+    first, *rest = savings.ranked
+    second = next((one for one in rest if not (isinstance(one, ProductSaving) and one.gathered_us)), None)
+    if second is None:
         return ""
-    first, second = savings.ranked[:2]
     of_values = any(isinstance(one, IdleSaving) and one.copies_values for one in (first, second))
     if of_values and {first.code, second.code} <= _OF_VALUES:
         return ""  # one copy ends both

@@ -262,10 +262,8 @@ def _of_steps(events: TraceEvents, host: Host, linked: LinkedWork) -> npt.NDArra
     begun = np.asarray(events.spans.start)[linked.op]
     of_step = np.searchsorted(starts, begun, side="right") - 1
     inside = (of_step >= 0) & (begun < ends[np.maximum(of_step, 0)])
-    counts, us = (
-        np.bincount(of_step[inside], weights, minlength=len(starts)) for weights in (None, linked.own_us[inside])
-    )
-    later = counts[1:]
+    later = np.bincount(of_step[inside], minlength=len(starts))[1:]
+    us = np.bincount(of_step[inside], linked.own_us[inside], minlength=len(starts)).astype(np.float64)
     return None if later.min() == 0 or later.max() - later.min() > MAX_CALLS_SPREAD * later.mean() else us
 
 

@@ -103,9 +103,13 @@ NO_OPERATOR = "no operator"
 """What is said where the host is in none."""
 
 
-def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) -> tuple[str | None, float]:
+def longest_function(
+    events: TraceEvents, host: Host, spans: times.Intervals, *, without_built_in: bool = False
+) -> tuple[str | None, float]:
     """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
-    that it calls, and how long with these, in microseconds; with `ASLEEP` if it slept, and how long."""
+    that it calls, and how long with these, in microseconds; with `ASLEEP` if it slept, and how long.
+    `without_built_in`: instead of a function in C, which has no file and line, the one in Python that calls it and
+    hardly does anything else."""
     frames, spans = events.frames, of_program(events, spans)
     chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
     if not len(chosen) or not len(spans[0]):
@@ -116,12 +120,14 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     own = times.overlap_of_each(start, end, spans)
     inside, around, caller = own.copy(), list[int](), names.copy()
     is_library = np.array([_OF_PYTHON.match(text) is not None for text in events.texts], dtype=bool)
+    in_c = np.array([without_built_in and text.startswith("<built-in") for text in events.texts], dtype=bool)
     for item, began in enumerate(start.tolist()):
         while around and end[around[-1]] <= began:
             around.pop()
         if around:
             own[around[-1]] -= inside[item]
-            if is_library[names[item]]:
+            least_us = MIN_OF_CALLER_FRAC * (end[around[-1]] - start[around[-1]])
+            if is_library[names[item]] or (in_c[names[item]] and end[item] - start[item] >= least_us):
                 caller[item] = caller[around[-1]]
         around.append(item)
     skipped = _WAITS if events.uses_device else NOT_OF_PROGRAM
@@ -139,6 +145,8 @@ def longest_function(events: TraceEvents, host: Host, spans: times.Intervals) ->
     return events.texts[longest], max(float(us[longest]), times.overlap(times.union(start[its], end[its]), spans))
 
 
+MIN_OF_CALLER_FRAC = 0.9
+"""Share of a call in a function in C from which the caller hardly does anything else."""
 ASLEEP = ", asleep"
 """What is added to the name of a function that sleeps."""
 _SLEEP = re.compile(r"<built-in (?:method|function) sleep\b")

@@ -89,7 +89,7 @@ def idle_columns(
     longest = {
         "host_op": longest_op(events, host, late),
         "host_function": longest_function(events, host, late),
-        "data_function": longest_function(events, host, times.merged(unfed, first_loads)),
+        "data_function": longest_function(events, host, times.merged(unfed, first_loads), without_built_in=True),
         "host_call_op": _op_of_calls(trace, calling),
         "host_rest_op": longest_op(events, host, rest),
         "host_range": range_of(events, late, spans.low, spans.high),

@@ -262,7 +262,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         scripted=any(map(_SCRIPTED.match, events.texts)),
         gathers_weights=any(map(_FSDP.match, events.texts)),
         accumulates_gradients=any(ACCUMULATES in text and not text.startswith(EVALUATE) for text in events.texts),
-        loader=next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), ""),
+        loader=_loader(events),
         norms_in_training=events.norms_in_training,
         on_macos=events.on_macos,
         benchmarks=0 < events.convolutions == events.benchmarked,
@@ -299,6 +299,14 @@ def _queued_us(events: TraceEvents, linked: LinkedWork) -> float:
     return max(0.0, float(linked.end_us[before].max()) - began_us)
 
 
+def _loader(events: TraceEvents) -> str:
+    """Where data is loaded; empty where no mark tells it. A pipeline of transformers has a loader of its own."""
+    place = next((place for place, mark in _LOADERS.items() if any(map(mark.match, events.texts))), "")
+    return "pipeline" if place == "own process" and any(map(_OF_PIPELINE.search, events.texts)) else place
+
+
+_OF_PIPELINE = re.compile(r"\bpipelines/pt_utils\.py\(\d+\): __next__$")
+"""The function of transformers that takes batches from the loader of a pipeline, with the end of its path."""
 _LOADERS = {
     "workers": WITH_WORKERS,
     "own process": re.compile(r"enumerate\(DataLoader\)#_SingleProcess"),

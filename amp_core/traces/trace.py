@@ -168,7 +168,8 @@ class Trace:
     accumulates_gradients: bool = False
     """Whether autograd adds gradients to those of leaves, as `backward()` does and `torch.autograd.grad` does not."""
     loader: str = ""
-    """Where a DataLoader loads: `own process` of the loop, or its `workers`; "" where no mark tells it."""
+    """Where a DataLoader loads: `own process` of the loop, there in a `pipeline` of transformers, or its `workers`; ""
+    where no mark tells it."""
     norms_in_training: int = 0
     """Calls of batch norm that compute the statistics of their batch, where their arguments are recorded."""
     on_macos: bool = False

@@ -13,6 +13,7 @@ import pandas as pd
 
 from amp_core.analysis.performance.attention import SOFTMAX, has_attention_in_steps
 from amp_core.analysis.performance.few_blocks import FewBlocks, few_blocks_us
+from amp_core.analysis.performance.fused_attention import AttentionProducts
 from amp_core.analysis.performance.growing_joins import growing_joins
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory, moves_hardly_anything
@@ -53,15 +54,18 @@ _ONE_OPERATOR = "at::native|at6native|cudnn|iopen"
 """In the names of kernels that torch launches for one operator; captured graphs record no operator."""
 
 
-def memory_savings(rows: pd.DataFrame, basis: Basis, few: FewBlocks | None = None) -> list[Saving]:
+def memory_savings(
+    rows: pd.DataFrame, basis: Basis, few: FewBlocks | None = None, attention: AttentionProducts | None = None
+) -> list[Saving]:
     """The savings of kernels that memory bounds. `rows` of `kernels` count work that runs beside other work once.
-    `few`: kernels with fewer blocks than the GPU has multiprocessors."""
+    `few`: kernels with fewer blocks than the GPU has multiprocessors. `attention`: the products of attention in steps
+    that one kernel computes with its softmax."""
     # Other libraries' kernels already do several operators' work.
     by_torch = rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     by_torch &= ~rows["name"].str.contains("triton", regex=False)
     is_slow = far_below_memory(rows, basis.rates.gb_per_s if basis.rates else None)
     return [
-        _unfused(rows, by_torch & ~is_slow, basis, few or {}),
+        _unfused(rows, by_torch & ~is_slow, basis, few or {}, attention),
         _optimizer(rows[by_torch], basis),
         _layouts(rows, basis),
         _layout_copies(rows, basis),
@@ -115,7 +119,13 @@ MIN_ONE_CALL_FRAC = 0.95
 """Share of the kernel time in such calls from which a program does nothing else."""
 
 
-def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis, few: FewBlocks) -> MemorySaving:
+def _unfused(
+    rows: pd.DataFrame,
+    by_torch: "pd.Series[bool]",
+    basis: Basis,
+    few: FewBlocks,
+    attention: AttentionProducts | None,
+) -> MemorySaving:
     """What fusing saves of such rows."""
     bound = _fusible(rows, by_torch) if float(rows["count"].sum()) >= MIN_FUSED_KERNELS * basis.steps else rows[:0]
     in_place = set(bound["op"]) - set(_without_twins(bound["op"]))
@@ -170,16 +180,30 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis, few:
     if beside_us >= MIN_OF_SCORES_FRAC * in_steps > 0:
         without += ", nor the other kernels on its scores"
     fused_us = max(halves_us, chains_us) + in_steps
+    attention_us = in_steps
+    if attention is not None:
+        attention_us += attention.saved_us
+        fused_us += attention.saved_us
     joins_us = float(bound["total_us"][bound["category"] == "layout"].sum())
     joins = ", concatenations" if joins_us >= MIN_OF_JOINS_FRAC * us * basis.steps > 0 else ""
     are_elsewhere = (rows["category"] == "cast").any() and not (bound["category"] == "cast").any()
     kinds = f"norms, elementwise kernels{joins}{'' if are_elsewhere else ', casts'} and reductions"
+    what = f"Unfused {kinds} take {basis.taken(us)}{apart}{alone}; {why}"
+    is_attention = in_steps > us / 2
+    if attention is None or not basis.is_long(attention_us):
+        what += without
+    else:
+        is_attention = attention_us > fused_us / 2
+        in_one = attention.in_words(in_steps, basis.each_us(softmax_us), basis)
+        rest = f"other unfused {kinds} take {basis.taken(us - in_steps)}{apart}; {why}"
+        told = [in_one, rest] if basis.is_long(us - in_steps) or lone_us else [in_one]
+        what = "; ".join(told if is_attention else [what, f"{in_one[0].lower()}{in_one[1:]}"])
     return MemorySaving(
         "memory-bound-kernels",
         fused_us + lone_us,
         basis.cost.step_us,
-        f"Unfused {kinds} take {basis.taken(us)}{apart}{alone}; {why}{without}",
-        SOFTMAX if in_steps > us / 2 else longest or longest_name(bound, "name"),
+        what,
+        SOFTMAX if is_attention else longest or longest_name(bound, "name"),
         others=others(bound, "op" if longest else "name"),
         fused_us=fused_us,
         are_shortest=are_shortest,
@@ -187,6 +211,7 @@ def _unfused(rows: pd.DataFrame, by_torch: "pd.Series[bool]", basis: Basis, few:
         few_blocks_frac=few_frac,
         few_blocks_of=_longest_of(bound, few_us),
         lone_us=lone_us,
+        attention_us=attention_us,
     )
 
 

@@ -8,18 +8,23 @@ the distance to `GOOD_PEAK_FRAC` of that rate, or to the time that memory needs.
 """
 
 import math
+import re
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from amp_core.analysis.performance.attention import PRODUCTS_OF_BATCHES
 from amp_core.analysis.performance.blocks import blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
+from amp_core.analysis.performance.fused_attention import is_of_scores
+from amp_core.analysis.performance.gathered import Gathered, gathered
 from amp_core.analysis.performance.gemm_shapes import product, tensor_shapes
 from amp_core.analysis.performance.matrix_kinds import MatrixKinds, is_matrix, matrix_kinds
 from amp_core.analysis.performance.roofline import in_16_bits, rate_frac
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, Basis, ProductSaving, longest_name, others
+from amp_core.analysis.performance.shortest_kernels import shortest_us
 from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.formats import memory_bits_of
@@ -36,10 +41,34 @@ UNKNOWN_RATIO = 2.0
 """Gain of 16 bits over FP32 that is assumed where the data sheet is not listed: half the bytes."""
 
 
-def product_savings(run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool) -> list[ProductSaving]:
-    """The savings of products. `rows` of `kernels` count work that runs beside other work once."""
+def product_savings(
+    run: Run, rows: pd.DataFrame, basis: Basis, *, has_tensor_cores: bool, is_fused_attention: bool = False
+) -> list[ProductSaving]:
+    """The savings of products. `rows` of `kernels` count work that runs beside other work once. `is_fused_attention`:
+    whether what the products of attention in steps save is counted with its softmax."""
     narrower = _narrower(_without_stalls(rows), basis) if has_tensor_cores else None
-    return [one for one in (narrower, _slow(run, basis)) if one is not None]
+    ops = matrix_ops(run)
+    ops = ops[~is_of_scores(ops, rows)] if is_fused_attention else ops
+    copies = gathered(rows, basis)
+    if copies is not None:  # the same change ends both
+        ops = ops[~(ops["op"].isin(PRODUCTS_OF_BATCHES) & ops["in_shapes"].isin(copies.products))]
+    slow = [one for one in (_slow(run, ops, basis, shortest_us(rows)), _of_gathered(copies, basis)) if one is not None]
+    return [one for one in (narrower, max(slow, key=lambda one: one.saved_us, default=None)) if one is not None]
+
+
+def _of_gathered(copies: Gathered | None, basis: Basis) -> ProductSaving | None:
+    """What products save, with the copies of their matrices, that read each of these once, where it is."""
+    if copies is None:
+        return None
+    return ProductSaving(
+        "slow-products",
+        copies.saved_us,
+        basis.cost.step_us,
+        f"{copies.in_words(basis)}; a grouped product reads each matrix once, where it is",
+        copies.op,
+        gathered_us=copies.us,
+        are_shared=copies.are_shared,
+    )
 
 
 MIN_STALL_RATIO = 20.0
@@ -148,23 +177,24 @@ def _kinds(rows: pd.DataFrame) -> MatrixKinds:
     return matrix_kinds(rows["total_us"], rows["category"] == "attention")
 
 
-def _slow(run: Run, basis: Basis) -> ProductSaving | None:
+def _slow(run: Run, ops: pd.DataFrame, basis: Basis, least_us: float) -> ProductSaving | None:
     """What slow products save: the larger of what they would at a good share of the peak and at the rate of smaller
-    ones."""
-    ops = matrix_ops(run)
+    ones. `least_us`: what any kernel takes."""
     lower = slower_product(ops)
-    found = [_far_below(run, ops, basis, basis.rates)] if basis.rates is not None else []
+    found = [_far_below(run, ops, basis, basis.rates, least_us)] if basis.rates is not None else []
     found += [_lower_rate(lower, basis)] if lower is not None else []
     return max((one for one in found if one is not None), key=lambda one: one.saved_us, default=None)
 
 
-def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> ProductSaving | None:
-    """What products far below the peak would save at a good share of it; None if there are none."""
+def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates, least_us: float) -> ProductSaving | None:
+    """What products far below the peak would save at a good share of it; None if there are none. No call takes less
+    than `least_us`."""
     ops = ops[(ops["tensor_core"] == "yes") & (ops["of_peak_frac"] < SLOW_PEAK_FRAC)]
     if ops.empty:
         return None
     best = [_possible_us(row, rates) for row in ops.to_dict("records")]
-    wins = (ops["total_us"] - np.array(best)).clip(lower=0.0)
+    floor_us = np.maximum(np.array(best), least_us * ops["count"].to_numpy(dtype=float))
+    wins = (ops["total_us"] - floor_us).clip(lower=0.0)
     # Of the operator with most to win, not of one with few sizes, and of what padding helps or not.
     wins_here = wins[_most(wins, ops["op"].str.cat(gain_by_padding(ops).astype(str)))]
     worst = ops.loc[wins_here[_most(wins_here, ops["sizes"][wins_here.index])].idxmax()]
@@ -185,7 +215,7 @@ def _far_below(run: Run, ops: pd.DataFrame, basis: Basis, rates: Rates) -> Produ
         f"{percent(its_frac)}{allowed}"
     )
     saved_us, ideal_us = basis.each_us(wins) * of_step, best_us / max(1.0, worst["count"])
-    here = str(worst["padded"]) if gain_by_padding(ops)[worst.name] else ""
+    here = sizes_to_pad_to(worst.to_dict()) if gain_by_padding(ops)[worst.name] else ""
     blocks = blocks_of(run, worst.to_dict())
     return ProductSaving(
         "slow-products",
@@ -213,6 +243,17 @@ def gain_by_padding(ops: pd.DataFrame) -> "pd.Series[bool]":
     return (ops["padded"] != "") & (~of_rows | ops["kernel"].str.contains(_NARROW_LOADS))
 
 
+def sizes_to_pad_to(row: Mapping[Hashable, Any]) -> str:
+    """The sizes of a row of `matrix_ops` that gains by padding, with those rounded up in which elements lie side by
+    side in memory: K and N, since M is the number of rows, except in backward, and where nothing else is unaligned."""
+    of_rows_alone = _ROWS.fullmatch(str(row["unaligned"])) is not None
+    m = _ROWS.search(str(row["sizes"]))
+    if row["phase"] == "backward" or of_rows_alone or m is None:
+        return str(row["padded"])
+    return _ROWS.sub(m[0], str(row["padded"]))
+
+
+_ROWS = re.compile(r"\bM \d+")
 _NARROW_LOADS = r"align[124](?!\d)"
 """In the names of kernels of CUTLASS that load fewer elements at a time, as other sizes are not aligned for more."""
 

@@ -216,6 +216,10 @@ class ProductSaving(Saving):
     """Of slow products: blocks of the slowest operator's grid per multiprocessor; None if not known."""
     slowest: Product | None = None
     """Of slow products: the sizes of the slowest operator; None if not known."""
+    gathered_us: float = 0.0
+    """What products take per step whose matrices are copied for them, with the copies, if it is of these; else 0."""
+    are_shared: bool = False
+    """Of the same: whether several of these products share a matrix."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,8 @@ class MemorySaving(Saving):
     """The kernel and the operator with most of that; empty without such kernels."""
     lone_us: float = 0.0
     """The part in casts between products, which nothing is fused with."""
+    attention_us: float = 0.0
+    """The part that one kernel of attention saves of its softmax, its products and what lies between these."""
 
 
 def unit_of(cost: StepCost) -> str:
@@ -245,8 +251,11 @@ def unit_of(cost: StepCost) -> str:
 
 
 def step_share(us: float, cost: StepCost) -> str:
-    """`28 %`: microseconds as a share of the step; `99.7 %` where 100 % would be too much."""
-    share = 100 * us / cost.step_us
+    """`28 %`: microseconds as a share of the step; `99.7 %` where 100 % would be too much, and `4.6 %` where 5 % would
+    look like the share from which a saving is reported."""
+    share, least = 100 * us / cost.step_us, 100 * MIN_SAVED_FRAC
+    if share < least <= round(share):
+        return f"{share:.1f} %" if round(share, 1) < least else f"{share:.2f} %"
     return f"{share:.1f} %" if 99.5 <= share < 99.95 else f"{share:.0f} %"
 
 

@@ -26,6 +26,7 @@ from amp_core.analysis.performance.copy_savings import copies_saving
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.few_blocks import few_blocks
 from amp_core.analysis.performance.fp64_savings import fp64_saving
+from amp_core.analysis.performance.fused_attention import attention_products
 from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.idle_savings import (
     JUST_BELOW,
@@ -212,9 +213,16 @@ def _all_savings(run: Run, rows: pd.DataFrame, windows: pd.DataFrame, basis: Bas
     # is in copies itself, but loading, by other processes, goes on.
     copies = replace(copies, waits_for_idle=is_idle and basis.is_long(float(np.nan_to_num(cost.us("data")))))
     counted = counted_once(rows)
+    attention = attention_products(run, counted, basis)
     of_kernels: list[Saving] = [
-        *product_savings(run, counted, basis, has_tensor_cores=gpu.has_tensor_cores is not False),
-        *memory_savings(counted, basis, few_blocks(run)),
+        *product_savings(
+            run,
+            counted,
+            basis,
+            has_tensor_cores=gpu.has_tensor_cores is not False,
+            is_fused_attention=attention is not None,
+        ),
+        *memory_savings(counted, basis, few_blocks(run), attention),
         fp64_saving(counted_once(of_main(run, kernel_rows(run, everything=True))), basis, gpu),
     ]
     if is_idle:  # what they save only once the device no longer waits comes after what it waits for

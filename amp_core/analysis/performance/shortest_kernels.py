@@ -19,11 +19,25 @@ MIN_SHORTEST, MIN_SHORTEST_NAMES = 100, 10
 def is_shortest(rows: pd.DataFrame) -> "pd.Series[bool]":
     """Which rows of `kernels` have kernels that take as long on average as the shortest do, where many of unlike kinds
     share that length: more or fewer bytes make them no longer or shorter. Where few do, none."""
-    mean_us = rows["total_us"] / rows["count"].clip(lower=1.0)
-    ordered = rows.assign(mean_us=mean_us).sort_values("mean_us")
-    counts = ordered["count"].cumsum()
-    at = int(np.searchsorted(counts.to_numpy(), SHORTEST_QUANTILE * float(ordered["count"].sum())))
-    floor_us = float(ordered["mean_us"].iloc[at]) if len(ordered) else np.inf
+    mean_us, floor_us = _mean_us(rows), _floor_us(rows)
     shortest = mean_us <= MAX_OVER_SHORTEST_RATIO * floor_us
     of_many = rows["count"][shortest].sum() >= MIN_SHORTEST and rows["name"][shortest].nunique() >= MIN_SHORTEST_NAMES
     return shortest & bool(of_many and floor_us <= MAX_STARTING_US)
+
+
+def shortest_us(rows: pd.DataFrame) -> float:
+    """What the shortest kernels take, microseconds, which no other undercuts; 0 where even these do more than start."""
+    floor_us = _floor_us(rows)
+    return floor_us if floor_us <= MAX_STARTING_US else 0.0
+
+
+def _mean_us(rows: pd.DataFrame) -> "pd.Series[float]":
+    return rows["total_us"] / rows["count"].clip(lower=1.0)
+
+
+def _floor_us(rows: pd.DataFrame) -> float:
+    """The mean time of the shortest kernels, microseconds; infinite without any."""
+    ordered = rows.assign(mean_us=_mean_us(rows)).sort_values("mean_us")
+    counts = ordered["count"].cumsum()
+    at = int(np.searchsorted(counts.to_numpy(), SHORTEST_QUANTILE * float(ordered["count"].sum())))
+    return float(ordered["mean_us"].iloc[at]) if len(ordered) else np.inf

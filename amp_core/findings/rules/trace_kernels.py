@@ -63,8 +63,14 @@ def memory_bound_kernels(run: Run) -> list[Finding]:
         return [saving_finding(run, saving, Remedy(f"{_WIDER} {_LONE_CASTS}", _OF_ITS_TYPE))]
     remedy = _of_fewer_passes(run, saving)
     lone = _LONE_CASTS if saving.lone_us else ""
-    parts = (remedy.advice, _fp64(run), _added_gradients(run), _growing(run), _unvectorized(run), lone)
+    attention = attention_in_steps(run).advice if _has_smaller_attention(saving) else ""
+    parts = (remedy.advice, attention, _fp64(run), _added_gradients(run), _growing(run), _unvectorized(run), lone)
     return [saving_finding(run, saving, replace(remedy, advice=" ".join(filter(None, parts))))]
+
+
+def _has_smaller_attention(saving: MemorySaving) -> bool:
+    """Whether attention in steps would be reported by itself, and other kernels save more."""
+    return saving.where != SOFTMAX and saving.attention_us >= MIN_SAVED_FRAC * saving.step_us
 
 
 def _added_gradients(run: Run) -> str:

@@ -12,9 +12,7 @@ from amp_core.analysis.performance.gpus import profiled_gpu
 from amp_core.analysis.performance.kernels import kernel_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import ProductSaving, longest_name
-from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings.channels_last import for_miopen, on_amd
-from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import GUIDE, rule
 from amp_core.findings.snippets import WITH_SCALER
@@ -238,6 +236,8 @@ def slow_products(run: Run) -> list[Finding]:
 
 def _slow_remedy(run: Run, slow: ProductSaving) -> Remedy:
     """What to advise for products far below their rate, by the slowest operator."""
+    if slow.gathered_us:
+        return _SHARED if slow.are_shared else _GATHERED
     made, few_blocks = slow.slowest, slow.blocks_per_sm is not None and slow.blocks_per_sm < MAX_FEW_BLOCKS
     if "bmm" in slow.where and has_attention_in_steps(kernel_rows(run)):
         return attention_in_steps(run)
@@ -279,8 +279,7 @@ def _small(run: Run, slow: ProductSaving) -> Remedy:
     remedy = next((r for word, r in _ALIGNED.items() if word in slow.where), _SMALL)
     if remedy is not _ALIGNED["bmm"] or _has_softmax(run, slow.where):
         return for_miopen(run, remedy)
-    savings = possible_savings(run)
-    return _GATHERED if savings is not None and gathered_matrices(run, savings) else _SMALL_BATCHES
+    return _SMALL_BATCHES
 
 
 def _has_softmax(run: Run, op: str) -> bool:
@@ -399,10 +398,16 @@ _SMALL_BATCHES = Remedy(
     "y = x.flatten(0, 1) @ weight   # one product, instead of one for each of the batch",
 )
 """Without a softmax about as long, they are none of attention."""
+_GROUPED = "y = torch.nn.functional.grouped_mm(rows, weights, offs=ends)   # rows in the order of their matrices"
 _GATHERED = Remedy(
-    "The products of a batch are too small for this GPU, and their matrices are copies that are gathered for them. "
-    "Use a grouped product, which reads the matrices where they are.",
-    "y = torch.nn.functional.grouped_mm(rows, weights, offs=ends)   # rows in the order of their matrices",
+    "The matrices of these products are copies that are gathered for them, and written and read once more each. Use a "
+    "grouped product, which reads the matrices where they are.",
+    _GROUPED,
+)
+_SHARED = Remedy(
+    "The matrices of these products are copies that are gathered for them, several of each matrix. Sort the rows by "
+    "matrix, and multiply each group by its own once, in a grouped product.",
+    _GROUPED,
 )
 _SPLIT_SUM = Remedy(
     "The result is small and each of its values is a long sum, so few blocks compute it all. Split the sums: multiply "

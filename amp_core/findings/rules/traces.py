@@ -232,6 +232,13 @@ def waiting_for_data(run: Run) -> list[Finding]:
 
 
 _LOADERS = {
+    "pipeline": Remedy(
+        "Faster arithmetic does not help here. A pipeline of transformers prepares its inputs in the loop's own "
+        "process, and one that splits them takes no worker processes. Make that faster: take a fast image processor "
+        "or tokenizer (use_fast=True), prepare images on the GPU, or prepare all inputs ahead of the pipeline.",
+        "processor = AutoImageProcessor.from_pretrained(name, use_fast=True)   # of torchvision, also on the GPU\n"
+        "pipe = pipeline(task, model=model, image_processor=processor)",
+    ),
     "own process": Remedy(
         "Faster arithmetic does not help here. The loop loads its data itself (num_workers=0): load it ahead of time "
         "in worker processes, and do less work per sample on the CPU."
