@@ -316,9 +316,9 @@ def _at_rate(run: Run, savings: Savings, rows: pd.DataFrame, longest: str) -> _B
     low, high = (f"{100 * usual:.0f}" for usual in USUAL_RATE_FRACS)
     first = (
         f"Largest possible saving: {longest}{told}, where calls as large reach {low} to {high} % (up to "
-        f"{number(saved_frac * step_ms)} of {number(step_ms, 'ms')} per {savings.unit}). Check the clocks and the power "
-        "limit, other processes on the GPU, whether it is only a partition of one, and whether the tensors' rows are "
-        "contiguous."
+        f"{number(saved_frac * step_ms)} of {number(step_ms, 'ms')} per {savings.unit}). Check the clocks and the "
+        "power limit, other processes on the GPU, whether it is only a partition of one, and whether the tensors' rows "
+        "are contiguous."
     )
     return _Beside(told, first, is_left=True)
 
