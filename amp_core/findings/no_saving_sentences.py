@@ -182,7 +182,8 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         nothing = f"{beside.first} Beside that, {nothing[0].lower()}{nothing[1:]}"
     if at_rate.first:
         products = f": {of_products}" if work.frac > 0 else ""
-        return f"{at_rate.first} Beside that, {nothing[0].lower()}{nothing[1:]}{products}.{rest}"
+        apart = f" Beside that, {nothing[0].lower()}{nothing[1:]}{products}." if share < 1 - MIN_SAVED_FRAC else ""
+        return f"{at_rate.first}{apart}{rest}"
     return f"{nothing}: {told}.{'' if longest else beside.sentences}{rest}"
 
 
@@ -322,9 +323,10 @@ def _at_rate(run: Run, savings: Savings, rows: pd.DataFrame, longest: str) -> _B
     step_ms = savings.cost.step_us / 1e3
     low, high = (f"{100 * usual:.0f}" for usual in USUAL_RATE_FRACS)
     first = (
-        f"{longest}{told}, where calls as large reach {low} to {high} %: up to {number(saved_frac * step_ms)} of "
-        f"{number(step_ms, 'ms')} per {savings.unit}. Check the clocks and the power limit, other processes on the "
-        "GPU, whether it is only a partition of one, and whether the tensors' rows are contiguous."
+        f"Largest possible saving: {longest}{told}, where calls as large reach {low} to {high} % (up to "
+        f"{number(saved_frac * step_ms)} of {number(step_ms, 'ms')} per {savings.unit}). Check the clocks and the "
+        "power limit, other processes on the GPU, whether it is only a partition of one, and whether the tensors' rows "
+        "are contiguous."
     )
     return _Beside(told, first, is_left=True)
 

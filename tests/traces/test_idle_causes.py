@@ -124,6 +124,7 @@ def test_a_free_between_most_launches_is_an_allocator_without_its_cache(tmp_path
     if kind == "uncached":
         (finding,) = [f for f in diagnose(run) if f.code == "host-bound"]
         assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in finding.snippet and "without a cache" in finding.title
+        assert "the calls themselves take long" in finding.advice and "each free waits" not in finding.advice
 
 
 @pytest.mark.parametrize(("call_us", "kind"), [(381_000, "setup"), (9_000, "allocation")])
