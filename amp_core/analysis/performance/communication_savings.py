@@ -209,9 +209,8 @@ def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool
     of_all = f" of {least}{run.head.world_size} ranks" if run.head.world_size > ranks else f" rank{'s' * (ranks > 1)}"
     traces = "the trace of one" if ranks == 1 else f"the traces of {ranks}"
     does_not = "does not" if ranks == 1 else "do not"
-    return _Missing(
-        words=f"; {traces}{of_all} {does_not} show how much of that is waiting for others{f', at least {parts}' if parts else ''}"
-    )
+    at_least = f", at least {parts}" if parts else ""
+    return _Missing(words=f"; {traces}{of_all} {does_not} show how much of that is waiting for others{at_least}")
 
 
 MIN_TOLD_FRAC = 0.05
