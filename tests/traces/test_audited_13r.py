@@ -127,3 +127,55 @@ def test_equal_calls_tell_how_much_waiting_there_is_at_most(tmp_path, spread_us,
     finding = finding_of(run, "exposed-communication")
     at_most = "at least 0.100 and at most 0.220 of 1.42 ms of it" if first_us else ", at most 0.120 of 1.32 ms of it"
     assert (f"{at_most} waiting for other ranks, if the shortest of 120 such calls" in finding.title) == told
+
+
+def buckets(*, last_us, elements=4 * 2**20):
+    """Steps of a rank of eight: products, an all-reduce beside them, and right after it a larger one of `last_us`."""
+    trace, at = Made(), 0
+    for number, us in enumerate(last_us):
+        begins = at
+        trace.op("MmBackward0", at + 5, 60, 2)
+        for each in range(4):
+            trace.kernel(GEMM, at + 20 + 400 * each, 380 + 3 * each, at + 8 + 10 * each, 2)
+        message = {"Collective name": "allreduce", "dtype": "Float", "Group size": 8}
+        for start, took, launched, part in ((500, 2_500, 100, 4), (3_015, us, 130, 1)):
+            sizes = {"In msg nelems": elements // part, "Out msg nelems": elements // part}
+            trace.op("record_param_comms", at + launched - 2, 20, 2, **message, **sizes)
+            trace.kernel(NCCL, at + start, took, at + launched, 2, stream=9)
+        at += 3_100 + us
+        trace.event("mark", f"ProfilerStep#{number + 5}", begins, at - begins, 1)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("last_us", "elements", "told"),
+    [((8_000, 8_300, 8_100), 2**22, True), ((8_000, 19_000, 8_100), 2**22, False), ((8_000,) * 3, 2**26, False)],
+)
+def test_a_collective_right_after_another_tells_a_link_that_is_slow(tmp_path, last_us, elements, told):
+    """16 MiB in 8.1 ms are 2.1 GB/s; one that waits for others varies; 256 MiB in this time are 34 GB/s."""
+    trace = buckets(last_us=last_us, elements=elements)
+    run = run_of(tmp_path, trace, distributedInfo={"rank": 0, "world_size": 8})
+    finding = finding_of(run, "exposed-communication")
+    assert finding.advice.startswith("An all-reduce of 16.0 MiB takes 8.10 ms, 2.07 GB/s, each time") == told
+    assert ("NCCL_DEBUG=INFO" in finding.snippet) == told
+
+
+@pytest.mark.parametrize(
+    ("calls", "sizes", "says"), [(2, (1, 6), "late ranks"), (2, (6, 1), ""), (12, (1, 1), "in one")]
+)
+def test_merging_reductions_is_advised_only_where_many_follow_one_another(tmp_path, calls, sizes, says):
+    """Reductions of the host that begin 5 ms apart and take equally long, whatever their size; or many short ones."""
+    trace, at = Made(), 0
+    for number in range(3):
+        trace.event("mark", f"ProfilerStep#{number + 5}", at, 100_000, 1)
+        trace.op("aten::mm", at + 10, 9_000 + 100 * number)
+        trace.op("aten::relu", at + 9_200, 500)
+        apart, us = (5_000, 80_000) if calls == 2 else (7_000, 6_500)
+        for each in range(calls):
+            shape = [[sizes[each % 2] * 2**18]]
+            name, began = "gloo:all_reduce", at + 10_000 + each * apart
+            trace.event("mark", name, began, us, 3 + each, **{"Input Dims": shape, "Input type": ["float"]})
+        at += 100_000
+    advice = finding_of(run_of(tmp_path, trace, gpu=""), "exposed-communication").advice
+    assert ("ranks that are late do" in advice) == (says == "late ranks")
+    assert ("several tensors in one call" in advice) == (says == "in one")

@@ -199,7 +199,12 @@ def longest_transfer(run: Run) -> Transfer | None:
     if frame.empty:
         return None
     _, same = max(frame.groupby(["name", "message_bytes"]), key=lambda one: float(one[1]["transfer_us"].sum()))
-    bytes_, each_us = float(same["message_bytes"].iloc[0]), float(same["transfer_us"].median())
+    return transfer_of(same, same["transfer_us"])
+
+
+def transfer_of(same: pd.DataFrame, us: "pd.Series[float]") -> Transfer:
+    """The transfer of rows of one kind and size that takes `us` each."""
+    bytes_, each_us = float(same["message_bytes"].iloc[0]), float(us.median())
     kind, rate = str(same["name"].iloc[0]).replace("_", "-"), bytes_ / each_us / 1e3
     words = (
         f"{'an' if kind[0] == 'a' else 'a'} {kind} of {size(bytes_)} takes {number(each_us / 1e3, 'ms')}, "

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from amp_core.analysis.performance.collectives import longest_transfer
+from amp_core.analysis.performance.following_collectives import following_transfer
 from amp_core.analysis.performance.kernels import kernel_rows, on_cpu
 from amp_core.analysis.performance.saving import CommunicationSaving
 from amp_core.analysis.performance.savings import possible_savings
@@ -63,7 +64,7 @@ def _of_transfer(run: Run, saving: CommunicationSaving, transfers: Transfers) ->
         remedy = with_waiting(remedy, run, saving, transfers.transfer_frac)
     else:
         remedy = replace(remedy, advice=f"{remedy.advice}{in_this_trace(saving)}")
-    return _on_slow_link(run, remedy) if saving.tells_transfer else remedy
+    return _on_slow_link(run, remedy) if saving.tells_transfer else _on_crawling_link(run, remedy)
 
 
 MIN_WAITED_FRAC = 1 / 3
@@ -85,6 +86,25 @@ def _on_slow_link(run: Run, remedy: Remedy) -> Remedy:
     return replace(remedy, advice=f"{slow} {remedy.advice}", snippet=_TOPOLOGY)
 
 
+def _on_crawling_link(run: Run, remedy: Remedy) -> Remedy:
+    """The same where no other ranks tell the transfer, but collectives that follow one another at once do."""
+    transfer = following_transfer(run)
+    if transfer is None or not str(run.head.config.get("device")).startswith("cuda"):
+        return remedy
+    if transfer.message_bytes < MIN_SLOW_BYTES or transfer.gb_per_s >= MAX_CRAWLING_GB_PER_S:
+        return remedy
+    crawling = _CRAWLING_LINK.format(takes=f"{transfer.words[0].upper()}{transfer.words[1:]}")
+    return replace(remedy, advice=f"{crawling} {remedy.advice}", snippet=_TOPOLOGY)
+
+
+MAX_CRAWLING_GB_PER_S = 4.0
+"""Algorithm bandwidth of large messages below which any link between GPUs of one machine is far from its rate: PCIe of
+the third generation moves 16 GB/s, NVLink and xGMI ten times as much and more."""
+_CRAWLING_LINK = (
+    "{takes}, each time, right after another collective and with nothing computed beside it: waiting would vary, so "
+    "the link is slow, far below any between GPUs of one machine. Find first which path it takes, and whether the "
+    "GPUs have peer access."
+)
 MAX_SLOW_GB_PER_S, MIN_SLOW_BYTES = 20.0, 2**20
 """Algorithm bandwidth of messages that large which NVLink exceeds many times, from 2016 on, and PCIe hardly reaches."""
 _SLOW_LINK = (

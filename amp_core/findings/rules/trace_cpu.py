@@ -37,6 +37,7 @@ from amp_core.findings.cpu_parts import (
     without_loading,
     without_onednn,
 )
+from amp_core.findings.host_reductions import reductions_remedy
 from amp_core.findings.host_sentences import MIN_WORKERS_FRAC, worker_part
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
 from amp_core.findings.registry import make_finding, rule
@@ -132,7 +133,8 @@ def cpu_waits_for_ranks(run: Run) -> list[Finding]:
         return []
     if part.where.startswith("rank"):
         return [cpu_finding(run, part, _LATE_RANK)]
-    return [cpu_finding(run, part, next((r for words, r in _EXCHANGES if words.search(part.where)), _REDUCTIONS))]
+    exchange = next((remedy for words, remedy in _EXCHANGES if words.search(part.where)), None)
+    return [cpu_finding(run, part, exchange or reductions_remedy(run))]
 
 
 _EXCHANGES = (
@@ -152,12 +154,6 @@ _EXCHANGES = (
             "torch.distributed.all_reduce(values)   # instead of sends and receives in a loop",
         ),
     ),
-)
-_REDUCTIONS = Remedy(
-    "Nothing is computed meanwhile. Reduce less often, as gradients once for several batches, and several tensors in "
-    "one call.",
-    "with model.no_sync():   # DistributedDataParallel, for all but the last of several batches\n"
-    "    loss_of(model(batch)).backward()",
 )
 """Advice by what ranks exchange."""
 
