@@ -14,7 +14,7 @@ from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.adapters import adapters
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.matrix_sentences import matrix_work
-from amp_core.findings.no_saving_sentences import few_blocks, own_profiler
+from amp_core.findings.no_saving_sentences import few_blocks, own_profiler, padding
 from amp_core.findings.part import Part
 from amp_core.findings.scattered_writes import scattered
 from amp_core.findings.small_matrices import small_matrices
@@ -115,6 +115,8 @@ def _products(run: Run, savings: Savings, largest: Saving) -> Part | None:
     if work.frac <= MIN_MAIN_FRAC or largest.share >= MAX_SMALL_FRAC or largest.code in _OF_PRODUCTS:
         return None
     told = f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}."
+    if work.kernel_frac > MIN_MAIN_FRAC and (sizes := padding(run, work.kernel, "The sizes of its longest kernel")):
+        told += f" {sizes}"
     return Part(told, work.frac, it="it" if len(work.kinds.fracs) == 1 else "them")
 
 

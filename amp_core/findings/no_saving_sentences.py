@@ -80,15 +80,16 @@ def few_blocks_of_product(run: Run, kernel: str) -> str:
     )
 
 
-def _padding(run: Run, kernel: str) -> str:
-    """That the sizes of a kernel's products bar faster ones, as a sentence; empty where they do not, or differ."""
+def padding(run: Run, kernel: str, whose: str = "Its sizes") -> str:
+    """That the sizes of a kernel's products bar faster ones, as a sentence that begins with `whose`; empty where they
+    do not, or differ."""
     ops = matrix_ops(run)
     ops = ops[(ops["kernel"] == kernel) & gain_by_padding(ops)]
     if ops[["op", "sizes"]].drop_duplicates().shape[0] != 1:
         return ""
     first = ops.iloc[0]
     return (
-        f"Its sizes ({first['sizes']}) are not all multiples of 16 bytes, which bars kernels that load so many at a "
+        f"{whose} ({first['sizes']}) are not all multiples of 16 bytes, which bars kernels that load so many at a "
         f"time: pad them ({sizes_to_pad_to(first.to_dict())})."
     )
 
@@ -150,7 +151,7 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         busy = busy_frac(savings)
         throughout = f" The device is busy for {percent(busy)} of the {savings.unit}." if busy >= ALL_BUSY_FRAC else ""
         alone = few_blocks_of_product(run, work.kernel) or f"Profile it alone{own_profiler(run)}."
-        alone = " ".join(filter(None, (_padding(run, work.kernel), alone)))
+        alone = " ".join(filter(None, (padding(run, work.kernel), alone)))
         told = (
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}."

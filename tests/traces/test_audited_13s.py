@@ -180,3 +180,13 @@ def test_only_sizes_whose_elements_lie_side_by_side_are_padded(tmp_path, factors
     trace = products_of(factors, TENSILE.format(parts=1, stream=0), us=100.0)
     sentence = first_sentence(run_of(tmp_path, trace, ""))
     assert (f"pad them ({padded})" in sentence) if padded else "pad them" not in sentence
+
+
+@pytest.mark.parametrize("idle_us", [0, 400])
+def test_sizes_to_pad_are_told_beside_idle_time_too(tmp_path, idle_us):
+    trace = products_of([[1024, 8192], [8192, 1025]], TENSILE.format(parts=1, stream=0), us=200.0)
+    trace.op("aten::relu", 2090 + idle_us, 8)
+    trace.kernel(made.RELU, 2100 + idle_us, 20, 2092 + idle_us)
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    assert ("the GPU is idle" in sentence) == bool(idle_us)
+    assert "pad them (M 1024 · N 1032 · K 8192)" in sentence
