@@ -98,7 +98,8 @@ def two_places(run: Run) -> str:
     for column in ("longer_place", "longer_second"):  # of several ranks, each may have them in another order
         for name, its_us in windows[windows[column] != ""].groupby(column)[f"{column}_us"].sum().items():
             us[str(name)] = us.get(str(name), 0.0) + float(its_us)
-    longest = sorted(us, key=lambda name: -us[name])[:2]
+    own = [name for name in us if not _OF_TORCH.search(name)]
+    longest = sorted(own, key=lambda name: -us[name])[:2]
     all_us, told_us = longer_us(windows), sum(us[name] for name in longest)
     if not longest or told_us < MIN_OF_TWO_FRAC * all_us or all_us <= 0:
         return ""

@@ -122,7 +122,7 @@ def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str, float | 
 
 def _compiled_for(kernel: str) -> tuple[str, str]:
     """The architecture that a kernel is compiled for by its name, and its largest GPU in words; empty where the name
-    does not tell it. Kernels for Ampere run on later GPUs too; those for Hopper and Blackwell use instructions of that
+    does not reveal it. Kernels for Ampere run on later GPUs too; those for Hopper and Blackwell use instructions of that
     architecture alone."""
     if amd := architecture(kernel):
         return amd, f"a whole {WHOLE_GPUS[amd]}"

@@ -159,7 +159,7 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
         if work.of_largest_frac is not None and work.of_largest_frac < SLOW_PEAK_FRAC:
             told = (
                 f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. So far below "
-                f"the peak, {'it is' if len(work.kinds.fracs) == 1 else 'they are'} what there is to win."
+                f"the peak, {'it is' if len(work.kinds.fracs) == 1 else 'they are'} what could be faster."
             )
         return (
             f"{told} One kernel takes {percent(work.kernel_frac)}{family}: {kernel_in_words(work.kernel)}. "

@@ -160,7 +160,7 @@ def test_two_places_in_longer_gaps_are_named(tmp_path, code):
     if code == "launch-bound":
         trace.event("python_function", "torch/scheduler.py(5): loop", -10, 20 * gap_us, 1)
     parts = (
-        ("python_function", "torch/requests.py(7): receive", 50, 0.25 * gap_us),
+        ("python_function", "serving/requests.py(7): receive", 50, 0.25 * gap_us),
         ("mark", "gloo:broadcast", 60, 0.2 * gap_us),
         ("mark", "TorchDynamo Cache Lookup", 0.5 * gap_us, 0.24 * gap_us),
     )
@@ -169,7 +169,7 @@ def test_two_places_in_longer_gaps_are_named(tmp_path, code):
     for column, frac in (("longer_place", 0.25), ("longer_second", 0.24), ("longer_host_wait", 0.2)):
         assert window[f"{column}_us"] == pytest.approx(gaps * frac * gap_us)
     advice = finding_of(run, code).advice
-    assert "ms in torch/requests.py(7): receive and" in advice and "ms in TorchDynamo Cache Lookup." in advice
+    assert "ms in serving/requests.py(7): receive and" in advice and "ms in TorchDynamo Cache Lookup." in advice
     assert "of that are collectives on the CPU, which wait for other ranks' hosts" in advice
     assert "scheduler.py" not in advice and "many short functions" not in advice
 

@@ -328,7 +328,7 @@ def test_the_profilers_own_time_is_no_idle_time_of_a_trace_without_steps(tmp_pat
     run = run_of(tmp_path, trace)
     text = first_sentence(run)
     assert text.startswith("Nothing beside GEMM/conv would save") and diagnose(run) == []
-    assert "Left out are the 4.99 ms before" in text and "or the profiler starts" in text
+    assert "Left out are the 5.00 ms before" in text and "or the profiler starts" in text
 
 
 @pytest.mark.parametrize(("before_us", "named"), [(90_000, True), (400, False)])

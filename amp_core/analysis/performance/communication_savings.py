@@ -198,7 +198,7 @@ def _missing_ranks(run: Run, cost: StepCost, exposed_us: float, *, is_told: bool
     known_us = min(_surely_waiting_us(collective_rows(run)) / step_count(run), exposed_us)
     is_told = known_us >= MIN_TOLD_FRAC * exposed_us > 0
     parts, equal = number(known_us / 1e3, "ms") if is_told else "", equal_collectives(run)
-    if equal is not None and equal.most_us < MAX_WAITING_FRAC * exposed_us:
+    if equal is not None and MIN_TOLD_FRAC * exposed_us <= equal.most_us < MAX_WAITING_FRAC * exposed_us:
         at_least = f"at least {number(known_us / 1e3)} and " if is_told else ""
         words = (
             f", {at_least}at most {number(equal.most_us / 1e3)} of {number(exposed_us / 1e3, 'ms')} of it waiting for "
