@@ -202,15 +202,17 @@ MIN_RANGE_FRAC = 0.5
 """Share of the time from which a range is told."""
 
 
-def _faster_convolutions(rows: pd.DataFrame, longest: str) -> str:
-    """What may make convolutions of oneDNN faster, as a sentence; empty for other operators."""
-    if longest not in _OF_ONEDNN:
+def _faster_convolutions(rows: pd.DataFrame, longest: str, share: float) -> str:
+    """What may make convolutions of oneDNN faster that take this share of the operators' time, as a sentence; empty for
+    other operators and where it is small."""
+    if longest not in _OF_ONEDNN or share < MIN_CONVOLUTIONS_FRAC:
         return ""
     is_narrow = rows["in_dtypes"][rows["op"] == longest].str.contains("BFloat16|Half").any()
     bf16 = "" if is_narrow else ", and BF16 where the processor multiplies it (AMX, AVX512-BF16)"
     return f" What may make it faster: channels_last, torch.compile{bf16}."
 
 
+MIN_CONVOLUTIONS_FRAC = 0.5
 _OF_ONEDNN = ("aten::mkldnn_convolution", "aten::mkldnn_convolution_backward")
 
 
@@ -221,7 +223,11 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     rows = judged_rows(rows)
     in_range, total = is_range(longest) and us.index.str.contains("::").any(), float(rows["total_us"].sum())
     is_fallback = longest.startswith(SLOW_CONVOLUTIONS) and not has_onednn(rows)
-    advice = f" {without_onednn(run, rows, longest)}" if is_fallback else _faster_convolutions(rows, longest)
+    advice = (
+        f" {without_onednn(run, rows, longest)}"
+        if is_fallback
+        else _faster_convolutions(rows, longest, longest_us / total)
+    )
     calls, cost_us = _calls_in_range(run, longest) if in_range else (0.0, 0.0)
     is_cost = in_range and cost_us >= MIN_COST_FRAC * longest_us
     what = f"Python or other code in {longest}, outside of operators," if in_range else longest

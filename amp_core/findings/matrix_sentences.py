@@ -121,9 +121,9 @@ def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str, float | 
 
 
 def _compiled_for(kernel: str) -> tuple[str, str]:
-    """The architecture that a kernel is compiled for by its name, and its largest GPU in words; empty where the name
-    does not reveal it. Kernels for Ampere run on later GPUs too; those for Hopper and Blackwell use instructions of that
-    architecture alone."""
+    """The architecture that a kernel is compiled for by its name, and its largest GPU in words; empty for other names.
+    Kernels for Ampere run on later GPUs too; those for Hopper and Blackwell use instructions of that architecture
+    alone."""
     if amd := architecture(kernel):
         return amd, f"a whole {WHOLE_GPUS[amd]}"
     found = _NVIDIA.search(kernel)

@@ -75,7 +75,7 @@ def test_kernels_for_one_architecture_tell_the_peak_of_a_gpu_that_is_not_named(t
     trace = products_of([[8192, 8192]] * 2, XMMA.format(number), us=8000.0)
     told = first_sentence(run_of(tmp_path, trace, gpu=""))
     assert says in told
-    assert ("So far below the peak, it is what there is to win." in told) == (number > 80) == ("Nothing" not in told)
+    assert ("So far below the peak, it is what could be faster." in told) == (number > 80) == ("Nothing" not in told)
 
 
 def test_matrix_cores_of_amd_multiply_fp32_at_their_own_rate(tmp_path):
