@@ -13,10 +13,11 @@ from amp_core.analysis.performance.blocks import WHOLE_GPUS, architecture
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.kernels import counted_once, kernel_rows
 from amp_core.analysis.performance.matrix_kinds import MIN_KIND_FRAC, MatrixKinds, is_matrix, matrix_kinds
+from amp_core.analysis.performance.product_savings import moved_bytes
 from amp_core.analysis.performance.saving import longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
-from amp_core.hardware.data_sheets import dense_rates
+from amp_core.hardware.data_sheets import Rates, dense_rates
 from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.text.formatting import percent
@@ -60,7 +61,7 @@ def matrix_work(run: Run, savings: Savings) -> MatrixWork:
     kinds = matrix_kinds(rows["total_us"], rows["category"] == "attention")
     its = "its" if len(kinds.fracs) == 1 else "their"
     cores, _ = core_names(cost.device_name)
-    at, of_largest_frac = _rate(savings, rows, its)
+    at, of_largest_frac = _rate(run, savings, rows, its)
     if savings.peak_frac is not None:
         of = _counted_alone(run, rows) if len(kinds.fracs) > 1 else ""
         at = f"{of} at {percent(savings.peak_frac)} of the peak rate"
@@ -102,7 +103,15 @@ MIN_COUNTED_FRAC = 0.5
 """Share of the time of a kind of products whose operations are counted from which the rate is that of the kind."""
 
 
-def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str, float | None]:
+def _memory_frac(run: Run, rates: Rates) -> float:
+    """The share of the memory's rate at which the products on tensor cores move their matrices, each once."""
+    ops = matrix_ops(run)
+    ops = ops[ops["tensor_core"] == "yes"]
+    us, moved = float(ops["total_us"].sum()), sum(moved_bytes(row) for row in ops.to_dict("records"))
+    return moved / (us * rates.gb_per_s * 1e3) if us > 0 else 0.0
+
+
+def _rate(run: Run, savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str, float | None]:
     """The achieved rate where no share of a peak is known, and why none is; of a device that is not named beside what
     the largest GPU reaches for which the kernels are compiled, and the share of that. `rows`: of these products."""
     if savings.flops_per_s is None:
@@ -111,9 +120,13 @@ def _rate(savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str, float | 
     compiled_for, largest = _compiled_for(longest_name(rows, "name")) if unnamed else ("", "")
     rates = dense_rates(largest)
     peak = rates.peak(longest_name(rows, "precision")) if rates is not None else None
-    if peak is not None:
+    if rates is not None and peak is not None:
         frac = savings.flops_per_s / (1e12 * peak)
         of_peak = f"{percent(frac)} of the peak of {largest}"
+        of_memory = _memory_frac(run, rates)
+        if of_memory > frac:  # little work per byte
+            of_peak += f", and {percent(of_memory)} of the rate of its memory, which bounds them"
+            frac = of_memory
         unnamed_but = f"the device is not named in the trace, and the kernels are compiled for {compiled_for}"
         return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s, {of_peak}; {unnamed_but}", frac
     why = "is not named in the trace" if unnamed else "has no data sheet here"

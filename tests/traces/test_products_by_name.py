@@ -9,7 +9,7 @@ from amp_core.analysis.performance.saving import ProductSaving
 from amp_core.analysis.performance.savings import possible_savings
 from amp_core.findings import first_sentence
 from tests.traces.made import Made, finding_of, run_of
-from tests.traces.test_told_products import BF16, products_of
+from tests.traces.test_told_products import BF16, TENSILE, products_of
 
 FLASH = "aten::_scaled_dot_product_flash_attention"
 XMMA = "sm{}_xmma_gemm_bf16f16_bf16f16_bf16f32_tn_n_tilesize256x128x64_stage4_warpsize2x2x1"
@@ -103,3 +103,11 @@ def test_a_cache_that_attention_writes_is_no_product(tmp_path):
         trace.kernel("kernel_paged_attention_2d_bf16_v2", 4200 + 500 * n, 500, 62 + 10 * n)
     run = run_of(tmp_path, trace, "NVIDIA H100 80GB HBM3", (9, 0))
     assert dict(kernel_rows(run)[["category", "tensor_core"]].values) == {"other": "no", "attention": "yes"}
+
+
+def test_products_of_little_work_per_byte_are_held_against_the_memory_of_a_gpu_that_is_not_named(tmp_path):
+    """131,072 rows by 32 columns move 142.6 MB for 4.29 GFLOP, and an MI300X reads 5.3 TB/s."""
+    kernel = TENSILE.format(parts=1, stream=0)
+    trace = products_of([[131072, 512], [512, 32]], kernel, us=200.0)
+    told = first_sentence(run_of(tmp_path, trace, gpu=""))
+    assert "at 21.5 TFLOP/s, 1.64 % of the peak of a whole MI300X, and 13.5 % of the rate of its memory, which" in told

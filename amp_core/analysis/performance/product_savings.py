@@ -272,16 +272,21 @@ def _lower_rate(lower: SlowerProduct, basis: Basis) -> ProductSaving:
 def _possible_us(row: Mapping[Hashable, Any], rates: Rates) -> float:
     """Time that the products of a row need at a good share of the rate, or to move their matrices once."""
     us, share = float(str(row["total_us"])), float(str(row["of_peak_frac"]))
+    return max(us * share / GOOD_PEAK_FRAC, moved_bytes(row) / (rates.gb_per_s * 1e3))
+
+
+def moved_bytes(row: Mapping[Hashable, Any]) -> float:
+    """What the products of a row of `matrix_ops` read and write, each matrix once; 0 where sizes are not known."""
     made = product(str(row["op"]), str(row["in_shapes"]))
-    bytes_moved = 0.0
+    if made is None:
+        return 0.0
     bits = memory_bits_of(str(row["precision"])) or 16
-    if made is not None and made.kind == "gemm":
+    if made.kind == "gemm":
         m, n, k = (made.sizes[name] for name in "MNK")
-        bytes_moved = (m * k + k * n + m * n) * made.batch * float(str(row["count"])) * bits / 8
-    elif made is not None:  # the output of attention is as large as its first input; that of others is not recorded
+        elements = (m * k + k * n + m * n) * made.batch
+    else:  # the output of attention is as large as its first input; that of others is not recorded
         sizes = [math.prod(shape) for shape in tensor_shapes(str(row["in_shapes"]))]
         elements = sum(sizes) + (sizes[0] if made.kind == "attention" else 0)
         if made.rows is not None:  # rows reach no more experts than there are rows
             elements = round(elements * min(1.0, made.rows / made.batch))
-        bytes_moved = elements * float(str(row["count"])) * bits / 8
-    return max(us * share / GOOD_PEAK_FRAC, bytes_moved / (rates.gb_per_s * 1e3))
+    return elements * float(str(row["count"])) * bits / 8
