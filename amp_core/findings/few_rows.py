@@ -27,7 +27,9 @@ MIN_DECODING_FRAC = 0.75
 MIN_VECTOR_FRAC = 0.8
 """Share of the kernel time in products of a matrix and a vector from which they are told first."""
 MIN_OF_STEP_FRAC = 0.5
-"""Share of the step that such products take at least, in either case."""
+"""Share of the step that such products take at least."""
+MIN_OF_DECODING_FRAC = 0.4
+"""The same of passes that the trace marks as decoding."""
 MIN_WIDE_FRAC = 0.05
 """Share of the step in products of 16 bits from which they are named beside those of fewer bits."""
 MIN_ALL_WIDE_FRAC = 0.95
@@ -38,6 +40,8 @@ MIN_ALL_FRAC = 0.95
 """Share of the products' time in the passes that decode from which it is all theirs."""
 _OF_EXPERTS = r"(?i)moe|expert|grouped"
 """In the names of products with the weights of those experts that tokens are sent to."""
+_ROUTES = r"(?i)moe|(?<![a-z])expert"
+"""In the names of kernels of models that send each token to a few experts, whose others' weights are not read."""
 _MORE_ROWS = "more requests per pass or speculative decoding help"
 
 
@@ -60,7 +64,7 @@ def _decoding(run: Run, savings: Savings) -> str:
     in_passes = share * (products_frac or 1.0)  # not in runs of older versions
     least, most = (rows or tokens for rows in numbers_of_import(run, "decoding", "least_rows", "most_rows"))
     each = f"{least:,.0f} to {most:,.0f} tokens" if least < most else f"{tokens:,.0f} token{'s' if tokens != 1 else ''}"
-    if in_passes < MIN_OF_STEP_FRAC:
+    if in_passes < MIN_OF_DECODING_FRAC:
         return _short_kernels(run, savings, passes, each)
     theirs = f", {percent(in_passes)} in these passes," if in_passes < MIN_ALL_FRAC * share else ""
     wide = _in_16_bits(products)
@@ -76,7 +80,8 @@ def _decoding(run: Run, savings: Savings) -> str:
     else:
         remedies = f", so memory bounds them, and {'' if already else 'weights of fewer bits, '}{_MORE_ROWS}"
     of_experts = float(products["total_us"][products["name"].str.contains(_OF_EXPERTS)].sum())
-    weights = "every weight" if of_experts < float(products["total_us"].sum()) / 2 else "weights"
+    routes = rows["name"].str.contains(_ROUTES).any() or of_experts >= float(products["total_us"].sum()) / 2
+    weights = "weights" if routes else "every weight"
     left = _longest(products, wall_us) + _attention(rows, wall_us)
     if not sizes and wide_frac >= MIN_WIDE_FRAC and products["precision"].isin(SMALL_TYPES).any():
         left += f" Those in 16 bits take {percent(wide_frac)}, most in {kernel_in_words(longest_name(wide, 'name'))}."
@@ -88,7 +93,7 @@ def _decoding(run: Run, savings: Savings) -> str:
 
 def _longest(products: pd.DataFrame, wall_us: float) -> str:
     """The product that takes longest, with the variants of its kernel, as a sentence; empty where it takes little."""
-    base = products["name"].str.replace(_VARIANT, "", regex=True)
+    base = products["name"].str.replace(_VARIANT, r"\1", regex=True).map(kernel_in_words)
     us = products["total_us"].groupby(base).sum()
     its = products[base == us.idxmax()]
     frac, name = float(us.max()) / wall_us, kernel_in_words(longest_name(its, "name"))
@@ -97,9 +102,9 @@ def _longest(products: pd.DataFrame, wall_us: float) -> str:
     return f" The longest, {name}{more}, takes {percent(frac)}." if frac >= MIN_LONGEST_FRAC else ""
 
 
-_VARIANT = r"(?<=\w)_(?:[NT]{2,4}_)?(?:[a-z]*\d+x)+.*$"
-"""What follows the name of a kernel of Triton that is compiled for several types, tiles and functions applied to the
-result: `_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu`."""
+_VARIANT = r"^((?!nvjet_)\w+?)_(?:[NT]{2,4}_)?(?:[a-z]*\d+x)+.*$"
+"""The name of a kernel that is compiled for several types, tiles and functions applied to the result, and what follows
+it: `_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1_swiglu`. cuBLAS names all of its kernels `nvjet`."""
 
 
 def _attention(rows: pd.DataFrame, wall_us: float) -> str:

@@ -52,6 +52,11 @@ EARLY = Remedy(
     "capture it too.",
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts, in every size that occurs",
 )
+EARLY_BEFORE_GRAPH = Remedy(
+    "From then on the host is ahead of the device. A graph is replayed already: where each pass begins so, upload it "
+    "before the first replay, and launch what comes before it as one more graph or fewer kernels.",
+    "graph.replay()   # once, before the profiler starts; in C++: cudaGraphUpload(graph, stream)",
+)
 LACKS_MODEL = Remedy(
     "Hardly anything runs on the device, and no product of matrices: what is to be made faster may not be in the "
     "trace. Profile that, after a warm-up.",

@@ -12,6 +12,7 @@ from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, Saving, longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.findings.adapters import adapters
+from amp_core.findings.few_rows import few_rows
 from amp_core.findings.gathered_matrices import gathered_matrices
 from amp_core.findings.matrix_sentences import matrix_work
 from amp_core.findings.no_saving_sentences import few_blocks, own_profiler, padding
@@ -112,9 +113,14 @@ def _copies(savings: Savings, largest: Saving) -> Part | None:
 def _products(run: Run, savings: Savings, largest: Saving) -> Part | None:
     """Products, where they are most of a step of which less would be saved, by something else."""
     work = matrix_work(run, savings)
-    if work.frac <= MIN_MAIN_FRAC or largest.share >= MAX_SMALL_FRAC or largest.code in _OF_PRODUCTS:
+    is_unsure = savings.peak_frac is None and work.frac > UNSURE_RATIO * largest.share
+    is_small = largest.share < MAX_SMALL_FRAC or is_unsure
+    is_told = largest.code in _OF_PRODUCTS or bool(few_rows(run, savings))
+    if work.frac <= MIN_MAIN_FRAC or not is_small or is_told:
         return None
-    told = f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}."
+    told = (
+        f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}.{work.could_be_faster}"
+    )
     if work.kernel_frac > MIN_MAIN_FRAC and (sizes := padding(run, work.kernel, "The sizes of its longest kernel")):
         told += f" {sizes}"
     return Part(told, work.frac, it="it" if len(work.kinds.fracs) == 1 else "them")
@@ -123,5 +129,7 @@ def _products(run: Run, savings: Savings, largest: Saving) -> Part | None:
 MAX_SMALL_FRAC, MIN_MAIN_FRAC = 0.2, 0.5
 """Where less than the first of the step can be saved, products or copies that take more than the second are told before
 that."""
+UNSURE_RATIO = 3.0
+"""How many times the largest saving products of unknown efficiency take from which they may have more to win."""
 _OF_PRODUCTS = ("fp32-products", "slow-products")
 """Savings whose sentence tells what products take."""

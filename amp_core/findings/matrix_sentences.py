@@ -13,7 +13,7 @@ from amp_core.analysis.performance.blocks import WHOLE_GPUS, architecture
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.kernels import counted_once, kernel_rows
 from amp_core.analysis.performance.matrix_kinds import MIN_KIND_FRAC, MatrixKinds, is_matrix, matrix_kinds
-from amp_core.analysis.performance.product_savings import moved_bytes
+from amp_core.analysis.performance.product_savings import SLOW_PEAK_FRAC, moved_bytes
 from amp_core.analysis.performance.saving import longest_name
 from amp_core.analysis.performance.savings import Savings
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
@@ -51,6 +51,14 @@ class MatrixWork:
     """That with the kernels whose names differ from its own in what follows the size of a tile; 0 without such."""
     of_largest_frac: float | None = None
     """Where the device is not named: the achieved rate over the peak of the largest GPU that the kernels are for."""
+
+    @property
+    def could_be_faster(self) -> str:
+        """That they could be, where they are far below the peak of that GPU, as a sentence; else empty."""
+        if self.of_largest_frac is None or self.of_largest_frac >= SLOW_PEAK_FRAC:
+            return ""
+        them = "it is" if len(self.kinds.fracs) == 1 else "they are"
+        return f" So far below the peak, {them} what could be faster."
 
 
 def matrix_work(run: Run, savings: Savings) -> MatrixWork:
@@ -117,7 +125,7 @@ def _rate(run: Run, savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str
     if savings.flops_per_s is None:
         return f"; {its} operations cannot be counted from the trace, so {its} efficiency is unknown", None
     unnamed = savings.cost.device_name in ("", "GPU", "AMD GPU")
-    compiled_for, largest = _compiled_for(longest_name(rows, "name")) if unnamed else ("", "")
+    made_for, largest = compiled_for(longest_name(rows, "name")) if unnamed else ("", "")
     rates = dense_rates(largest)
     peak = rates.peak(longest_name(rows, "precision")) if rates is not None else None
     if rates is not None and peak is not None:
@@ -125,15 +133,15 @@ def _rate(run: Run, savings: Savings, rows: pd.DataFrame, its: str) -> tuple[str
         of_peak = f"{percent(frac)} of the peak of {largest}"
         of_memory = _memory_frac(run, rates)
         if of_memory > frac:  # little work per byte
-            of_peak += f", and {percent(of_memory)} of the rate of its memory, which bounds them"
+            of_peak += f", and {percent(of_memory)} of the rate of its memory"
             frac = of_memory
-        unnamed_but = f"the device is not named in the trace, and the kernels are compiled for {compiled_for}"
+        unnamed_but = f"the device is not named in the trace, and the kernels are compiled for {made_for}"
         return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s, {of_peak}; {unnamed_but}", frac
     why = "is not named in the trace" if unnamed else "has no data sheet here"
     return f" at {savings.flops_per_s / 1e12:.3g} TFLOP/s; the device {why}, so {its} efficiency is unknown", None
 
 
-def _compiled_for(kernel: str) -> tuple[str, str]:
+def compiled_for(kernel: str) -> tuple[str, str]:
     """The architecture that a kernel is compiled for by its name, and its largest GPU in words; empty for other names.
     Kernels for Ampere run on later GPUs too; those for Hopper and Blackwell use instructions of that architecture
     alone."""

@@ -18,13 +18,13 @@ from amp_core.analysis.performance.kernels import kernel_rows, window_rows
 from amp_core.analysis.performance.matrix_kinds import is_matrix, matrix_kinds
 from amp_core.analysis.performance.memory_rate import rate_at_most
 from amp_core.analysis.performance.memory_savings import FUSED_FRAC
-from amp_core.analysis.performance.product_savings import SLOW_PEAK_FRAC, gain_by_padding, sizes_to_pad_to
+from amp_core.analysis.performance.product_savings import gain_by_padding, sizes_to_pad_to
 from amp_core.analysis.performance.saving import MIN_KERNEL_US, MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.savings import MAX_UNKNOWN_FRAC, Savings
 from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.analysis.performance.step_cost import part_of
 from amp_core.analysis.performance.timeline import timeline
-from amp_core.findings.matrix_sentences import matrix_work
+from amp_core.findings.matrix_sentences import compiled_for, matrix_work
 from amp_core.hardware.data_sheets import dense_rates
 from amp_core.hardware.gpus import core_names, is_amd
 from amp_core.hardware.kernel_names import SMALL_TYPES
@@ -46,7 +46,10 @@ def own_profiler(run: Run) -> str:
     if not device.startswith("cuda"):
         return ""
     gpu = profiled_gpu(run, device, str(window_rows(run)["device_name"].iloc[0])).name
-    return f", as with {'rocprofv3' if is_amd(gpu) else 'Nsight Compute' if gpu else 'Nsight Compute or rocprofv3'}"
+    made_for = "" if gpu else compiled_for(longest_name(kernel_rows(run), "name"))[0]
+    if is_amd(gpu) or made_for.startswith("gfx"):
+        return ", as with rocprofv3"
+    return f", as with Nsight Compute{'' if gpu or made_for else ' or rocprofv3'}"
 
 
 def few_blocks(run: Run, kernel: str) -> str:
@@ -156,10 +159,10 @@ def no_saving(run: Run, savings: Savings, *, in_16_bits: bool = False) -> str:
             f"{nothing} beside {work.kinds.text} would save {percent(MIN_SAVED_FRAC)} or more of the {savings.unit}: "
             f"{it_takes} {work.shares} of it{work.where}."
         )
-        if work.of_largest_frac is not None and work.of_largest_frac < SLOW_PEAK_FRAC:
+        if work.could_be_faster:
             told = (
-                f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}. So far below "
-                f"the peak, {'it is' if len(work.kinds.fracs) == 1 else 'they are'} what could be faster."
+                f"{work.kinds.subject} {work.kinds.verb} {work.shares} of the {savings.unit}{work.where}."
+                f"{work.could_be_faster}"
             )
         return (
             f"{told} One kernel takes {percent(work.kernel_frac)}{family}: {kernel_in_words(work.kernel)}. "
@@ -323,11 +326,12 @@ def _at_rate(run: Run, savings: Savings, rows: pd.DataFrame, longest: str) -> _B
         return _Beside(told, is_left=frac < GOOD_RATE_FRAC)
     step_ms = savings.cost.step_us / 1e3
     low, high = (f"{100 * usual:.0f}" for usual in USUAL_RATE_FRACS)
+    is_vectorized = rows["name"].str.contains("vectorized", regex=False).all()  # torch takes these for such rows alone
+    contiguous = ", and" if is_vectorized else ", whether the tensors' rows are contiguous, and"
     first = (
         f"Largest possible saving: {longest}{told}, where calls as large reach {low} to {high} % (up to "
         f"{number(saved_frac * step_ms)} of {number(step_ms, 'ms')} per {savings.unit}). Check the clocks and the "
-        "power limit, other processes on the GPU, whether it is only a partition of one, and whether the tensors' rows "
-        "are contiguous."
+        f"power limit, other processes on the GPU{contiguous} whether it is only a partition of one."
     )
     return _Beside(told, first, is_left=True)
 

@@ -38,6 +38,7 @@ from amp_core.findings.launch_remedies import (
     COMPILED_ONCE_ELSEWHERE,
     COMPILED_OPTIMIZER,
     EARLY,
+    EARLY_BEFORE_GRAPH,
     ELSEWHERE,
     FIRST_PASS,
     FUSED_OPTIMIZER,
@@ -91,7 +92,7 @@ def launch_bound_of_trace(run: Run) -> list[Finding]:
     return [saving_finding(run, saving, remedy)]
 
 
-_AT_FIRST = (FIRST_PASS, AT_START, AT_START_OF_STEPS, EARLY)
+_AT_FIRST = (FIRST_PASS, AT_START, AT_START_OF_STEPS, EARLY, EARLY_BEFORE_GRAPH)
 """Advice for what happens at the start alone: nothing of the loop shortens that."""
 
 
@@ -265,7 +266,11 @@ def _remedy_of_start(run: Run) -> Remedy | None:
     if windows["steps"].notna().any():
         at_start = waits_at_start(windows) and not _waits_between_steps(run)
         return AT_START_OF_STEPS if at_start else None
-    return AT_START if waits_at_start(windows) else EARLY if waits_early(windows) else None
+    if not waits_at_start(windows) and not waits_early(windows):
+        return None
+    if run.head.config.get("graph_launches") and not run.head.config.get("captures"):
+        return EARLY_BEFORE_GRAPH
+    return AT_START if waits_at_start(windows) else EARLY
 
 
 def _recurrent_frac(rows: pd.DataFrame) -> float:

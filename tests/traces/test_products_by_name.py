@@ -110,4 +110,4 @@ def test_products_of_little_work_per_byte_are_held_against_the_memory_of_a_gpu_t
     kernel = TENSILE.format(parts=1, stream=0)
     trace = products_of([[131072, 512], [512, 32]], kernel, us=200.0)
     told = first_sentence(run_of(tmp_path, trace, gpu=""))
-    assert "at 21.5 TFLOP/s, 1.64 % of the peak of a whole MI300X, and 13.5 % of the rate of its memory, which" in told
+    assert "at 21.5 TFLOP/s, 1.64 % of the peak of a whole MI300X, and 13.5 % of the rate of its memory;" in told

@@ -13,9 +13,15 @@ _TURNING = r"(?i)nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|^batched_transpose_\d
 
 def layout_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Those of `kernel_rows` that turn NCHW to NHWC or back. Concatenations and copies of other operators change the
-    layout too, but not for convolutions; MIOpen's SubTensorOp fills and casts, and its batched transposes are these."""
+    layout too, but not for convolutions; MIOpen's SubTensorOp fills and casts, and its batched transposes are these,
+    unless a product of matrices launches them."""
     of_convolution = rows["op"].str.contains("conv(?!ert)", regex=True) & ~rows["name"].str.startswith("SubTensorOp")
-    return rows[rows["name"].str.contains(_TURNING) | ((rows["category"] == "layout") & of_convolution)]
+    turning = rows["name"].str.contains(_TURNING) & ~rows["op"].str.contains(_OF_MATRICES)
+    return rows[turning | ((rows["category"] == "layout") & of_convolution)]
+
+
+_OF_MATRICES = r"(?i)(?<![a-z])(?:add|b|baddb)?mm(?![a-z])|matmul|linear"
+"""In the names of operators that multiply matrices, and convolve nothing."""
 
 
 _LAYING_OUT = ("aten::contiguous", "aten::clone")

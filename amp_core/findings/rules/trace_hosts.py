@@ -39,9 +39,8 @@ from amp_core.traces.operators import is_compiled_code
         signal="GPU idle time that ends with a kernel launched during it.",
         threshold=f"{SAVING_THRESHOLD} Most of it in gaps of 0.3 ms or more; in shorter ones, the finding is "
         "launch-bound.",
-        advice="Between launches the host does something else: preprocessing, logging, operators on the CPU, or "
-        "setting up a library at its first call. Profile the host with stacks after a warm-up, and move that work out "
-        "of the loop.",
+        advice="Meanwhile the host does something else: preprocessing, logging, operators on the CPU, or setting up a "
+        "library at its first call. Profile it with stacks after a warm-up, and move that work out of the loop.",
         snippet="with torch.profiler.profile(with_stack=True, record_shapes=True) as prof:\n    train_step(batch)\n"
         'print(prof.key_averages(group_by_stack_n=5).table(sort_by="self_cpu_time_total", row_limit=10))',
         page="step-cost",
@@ -110,7 +109,11 @@ def _host_remedy(run: Run, saving: IdleSaving) -> Remedy:
         return _in_two_places(run) or _HAS_STACKS
     if pause_us := _pause_us(run):
         return Remedy(_PAUSES.format(us=number(pause_us / 1e3, "ms")), GUIDE["host-bound"].snippet)
-    return _WITHOUT_OPERATORS if run.head.config.get("without_operators") is True else guides_remedy(saving)
+    if run.head.config.get("without_operators") is True:
+        return _WITHOUT_OPERATORS
+    rows = kernel_rows(run)
+    launches = rows["op"].eq(saving.where).any() and saving.where.startswith("aten::")
+    return _IN_LAUNCHING if launches else guides_remedy(saving)
 
 
 def _in_two_places(run: Run) -> Remedy | None:
@@ -287,6 +290,12 @@ _WITHOUT_OPERATORS = Remedy(
     "The trace does not show what the host does between launches, for no operator was recorded. Record "
     "ProfilerActivity.CPU too.",
     PROFILE.format(activity="CUDA"),
+)
+_IN_LAUNCHING = Remedy(
+    "The host is that long in operators that launch work themselves, before their launch or after it: a first call "
+    "sets up its library, others allocate memory or wait for the device, as where launches are made to block. Profile "
+    "with stacks and memory after a warm-up.",
+    "with torch.profiler.profile(with_stack=True, profile_memory=True) as prof:\n    train_step(batch)",
 )
 _THINNED = Remedy(
     "The trace does not show what the host does between launches, for most operators are missing in the file. Record "

@@ -252,8 +252,9 @@ def _slow_remedy(run: Run, slow: ProductSaving) -> Remedy:
 
 def _is_large(slow: ProductSaving) -> bool:
     """Whether one call has enough work to fill the device: blocks of attention each do that of some 100 queries, while
-    those of a small product may do next to none."""
-    fills = "attention" in slow.where and slow.blocks_per_sm is not None and slow.blocks_per_sm >= 1
+    those of a small product may do next to none, unless they need some time together even at a good rate."""
+    blocks = slow.blocks_per_sm or 0.0
+    fills = ("attention" in slow.where and blocks >= 1) or (blocks >= MIN_WAVE and slow.ideal_us >= MIN_FILLING_US)
     return fills or slow.ideal_us >= MIN_LARGE_US
 
 
@@ -331,6 +332,9 @@ _MATH_BACKEND = Remedy(
 )
 MIN_LARGE_US = 100.0
 """A call that would take this long at a good rate has enough work for any GPU: some ten times a launch."""
+MIN_WAVE, MIN_FILLING_US = 0.9, 10.0
+"""Blocks by multiprocessor, nearly all of which then have work, and what a call needs at a good rate, several times
+what a kernel takes to start, from which the size of a call is no reason for a low rate."""
 _LARGE_PRODUCTS = Remedy(
     "The sizes are aligned and large, so neither padding nor larger batches help: the library's choice of a kernel is "
     "slow here. Let a compiler time others beside it, update the library, or try another layout of the inputs.",

@@ -338,7 +338,7 @@ RULES = (
         words="ttention",
     ),
     _rule(
-        r"(?<![a-z])flash_(?:fwd|bwd)_kernel_\w*(?:bf16|fp16)",
+        r"(?<![a-z])flash_(?:fwd|bwd)_(?:splitkv_)?kernel_\w*(?:bf16|fp16)",
         "yes",
         types.of_token,
         "flash attention in 16 bits",
