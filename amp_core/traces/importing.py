@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import datetime
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,6 +137,7 @@ def _left_out_notes(traces: list[Trace], kept: list[Trace]) -> list[str]:
 def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
     """Traces by rank, in order."""
     by_rank: dict[int, Trace] = {}
+    _check_processes(traces)
     stated = len({trace.rank for trace in traces}) == len(traces) and all(trace.rank is not None for trace in traces)
     for place, trace in enumerate(traces):
         rank = trace.rank if stated and trace.rank is not None else place
@@ -148,6 +150,18 @@ def _by_rank(traces: list[Trace]) -> dict[int, Trace]:
             "or import them into separate runs"
         )
     return dict(sorted(by_rank.items()))
+
+
+def _check_processes(traces: list[Trace]) -> None:
+    """Refuse traces that one process recorded one after the other, as a schedule that repeats does: they are no ranks.
+    Those of several machines may have processes of one number, and clocks of their own, but hold collectives."""
+    alone = [one for one in traces if one.rank is None and one.process and not any(map(len, one.collectives.values()))]
+    for before, after in itertools.pairwise(sorted(alone, key=lambda one: (one.process, one.began_us))):
+        if before.process == after.process and before.ended_us <= after.began_us:
+            raise RunError(
+                f"traces={[before.name, after.name]!r} were recorded by one process, {before.process}, one after the "
+                "other; give one of them, or traces of several ranks"
+            )
 
 
 _MAX_RANKS = 1_000_000

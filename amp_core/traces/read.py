@@ -154,6 +154,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
     lost_us = lost_tail_us(events, linked) if len(events.work) else 0.0
     thinned, left = _what_is_left(events)
     loop, dropout = operator_loop(events, host), dropout_time(events)
+    process = _process(events)
     events.drop_identifiers()
     clock = DeviceClock(linked, on_cpu=not len(events.work))
     times = step_times(events, host, linked, clock)
@@ -189,6 +190,8 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         gpus=gpus,
         facts={key: stream.head[key] for key in _FACTS if isinstance(stream.head.get(key), int | str)},
         began_us=events.base_us + min(events.spans.start, default=0.0) + _origin_us(stream.head),
+        ended_us=events.base_us + max(events.spans.end, default=0.0) + _origin_us(stream.head),
+        process=process,
         kernels=kernels,
         windows={}
         if unrecorded
@@ -297,6 +300,12 @@ def _queued_us(events: TraceEvents, linked: LinkedWork) -> float:
         return 0.0
     began_us = min((min(of.start) for of in (events.spans, events.calls) if len(of)), default=math.inf)
     return max(0.0, float(linked.end_us[before].max()) - began_us)
+
+
+def _process(events: TraceEvents) -> str:
+    """The process of the first span of the host; empty where there is none, or it is one of too many."""
+    number = events.thread_process[events.spans.thread[0]] if len(events.spans) else -1
+    return events.processes[number] if number >= 0 else ""
 
 
 def _loader(events: TraceEvents) -> str:

@@ -64,7 +64,11 @@ class Trace:
     facts: dict[str, Any] = field(default_factory=dict)
     """Other values of its head: versions, flags of the profiler."""
     began_us: float = 0.0
-    """Time of the first event; microseconds since 1970 in traces with absolute times."""
+    """Time of the first event of the host; microseconds since 1970 in traces with absolute times."""
+    ended_us: float = 0.0
+    """The same of the last one."""
+    process: str = ""
+    """The process of its first span of the host, as the trace numbers it."""
     kernels: Rows = field(default_factory=dict)
     windows: Rows = field(default_factory=dict)
     step_rows: Rows = field(default_factory=dict)

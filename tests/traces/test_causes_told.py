@@ -11,7 +11,9 @@ from tests.traces.test_told_products import A100, BF16, H100, TENSILE, products_
 TURNED = "batched_transpose_64x64_pack_8x8_ediv_2x2_half"
 
 
-@pytest.mark.parametrize(("longer", "says"), [(True, "operators that launch work themselves"), (False, "preprocessing")])
+@pytest.mark.parametrize(
+    ("longer", "says"), [(True, "operators that launch work themselves"), (False, "preprocessing")]
+)
 def test_a_host_that_is_late_within_launching_operators_is_not_said_to_do_something_else(tmp_path, longer, says):
     trace = Made()
     for n in range(4):
