@@ -75,6 +75,23 @@ def test_two_traces_of_one_rank_are_refused(tmp_path):
         import_traces(files, tmp_path / "run")
 
 
+@pytest.mark.parametrize(("later_us", "process", "refused"), [(5000, 77, True), (5000, 78, False), (500, 77, False)])
+def test_traces_that_one_process_recorded_one_after_the_other_are_no_ranks(tmp_path, later_us, process, refused):
+    """Each lasts 1,000 µs; those of other processes, or at the same time, are."""
+    files = []
+    for start, pid in ((0, 77), (later_us, process)):
+        trace = Made()
+        trace.op("aten::mm", start, 1000)
+        trace.events[-1]["pid"] = pid
+        files.append(write(tmp_path / f"at_{start}.json", trace.document()))
+    if refused:
+        with pytest.raises(RunError, match=r"'at_0.json', 'at_5000.json'\] were recorded by one process, 77, one after"):
+            import_traces(files, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    else:
+        assert load_run(import_traces(files, tmp_path / "run")).head.world_size == 2
+
+
 def test_nothing_is_written_if_a_trace_is_damaged(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(RunError, match=r"trace='bad\.json' is cut off"):
