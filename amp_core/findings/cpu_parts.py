@@ -280,7 +280,9 @@ def _slow_calls(run: Run, total_us: float) -> CpuPart | None:
     op = str(facts(run.head.config, "slow_calls").get("op"))
     by_passes = facts(run.head.config, "slow_calls").get("by_passes") is True
     by_fastest = facts(run.head.config, "slow_calls").get("by_fastest") is True
+    by_steps = facts(run.head.config, "slow_calls").get("by_steps") is True
     than = "the fastest quarter of the same call" if by_passes else "the median of their operator and sizes"
+    than = "the fastest of the same call in other steps" if by_steps else than
     than = "the fastest tenth of their operator and sizes" if by_fastest else than
     one = f"one of {op} {number(longest_us / 1e3)} instead of {number(usual_us / 1e3, 'ms')}"
     (halted_us,) = numbers_of_import(run, "slow_calls", "halted_us")

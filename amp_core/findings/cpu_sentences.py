@@ -257,14 +257,17 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
         again = ", with dynamic=True where sizes change" if compiled > 1 else ""
         what = f"torch.compile compiles for {percent(share)} of the time{several}"
         return compiling_us, f"{what}: profile after a warm-up{again}."
+    pace = pace_part(run, rows)
     if (fp64 := fp64_part(rows)) is not None:
-        return total, f"{fp64.what}, where FP32 has half the bytes, and twice the rate in vectors; {sentence}"
+        in_fp64 = f"{fp64.what}, where FP32 has half the bytes, and twice the rate in vectors"
+        if pace is None or pace.us <= fp64.us:
+            return total, f"{in_fp64}; {sentence}"
+        sentence += f" {in_fp64[0].upper()}{in_fp64[1:]}."
     largest_us = max(longest_us, family_us)
     optimizer = optimizer_part(run, rows)
     if optimizer is not None and optimizer.us > largest_us:
         fuse = ": fused=True, from PyTorch 2.4 on, makes them one" if optimizer.is_fusible else ""
         return optimizer.us, f"{optimizer.what}{fuse}; {sentence}"
-    pace = pace_part(run, rows)
     if pace is not None and (pace.us == 0 or pace.us >= MIN_PACE_FRAC * total):
         return total, f"{pace.what}; {sentence}"
     if pace is not None:

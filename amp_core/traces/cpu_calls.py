@@ -1,7 +1,7 @@
 """What calls of operators tell of the processor, in traces of a CPU: equal calls and equal steps that take far longer
 than others, and what each call costs whatever it computes.
 
->>> slow_calls(events, linked)
+>>> slow_calls(events, host, linked)
 SlowCalls(count=43, us=6100000.0, of_us=13113000.0, op='aten::mm', longest_us=1732000.0, usual_us=23400.0)
 >>> call_cost(events, host, linked)
 CallCost(count=1234, each_us=245.0, range_name='model_inference', in_range=298)
@@ -59,59 +59,106 @@ class SlowCalls:
     by_passes: bool = False
     """Whether they are compared with the same call of other passes, for sizes are not recorded: `usual_us` is then what
     the fastest quarter takes."""
+    by_steps: bool = False
+    """Whether they are compared with the same call of other steps: `usual_us` is then what the fastest takes."""
 
 
-def slow_calls(events: TraceEvents, linked: LinkedWork) -> SlowCalls | None:
+def slow_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> SlowCalls | None:
     """Such calls of a trace of a CPU that records shapes, or repeats the same operators; None for few of them, and for
     other traces."""
     if events.uses_device or not len(linked):
         return None
-    names, shapes = np.asarray(events.spans.name)[linked.op], np.asarray(events.spans.shapes)[linked.op]
-    unequal = np.array([bool(_HIDES_SIZES.match(text)) for text in events.texts], dtype=bool)
-    unequal |= np.array([operator_category(text) == "communication" for text in events.texts], dtype=bool)
-    known = np.flatnonzero((shapes >= 0) & ~unequal[names])
-    in_time = np.argsort(linked.start_us, kind="stable")
-    passes = None if len(known) else _equal_passes(names[in_time][~unequal[names[in_time]]])
-    if passes is not None:
-        known = np.flatnonzero(~unequal[names])
-    elif not len(known):
-        return None
-    known = known[np.argsort(linked.start_us[known], kind="stable")]
-    if passes is not None:
-        by_kind = list(known.reshape(passes, -1).T)
-    else:
-        _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
-        kind = kind.reshape(-1)
-        by_kind = np.split(known[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
+    names, (by_kind, kind) = np.asarray(events.spans.name)[linked.op], _equal_calls(events, host, linked)
     beyond, of_fastest = np.zeros(len(linked)), np.zeros(len(linked), dtype=bool)
     for equal in by_kind:
-        later = equal if passes is not None else equal[1:]  # the first one may set something up
-        if len(later) >= MIN_EQUAL:
-            usual_us, least_us = _usual(linked.own_us[later], by_passes=passes is not None)
+        later = equal[1:] if kind == "sizes" else equal  # the first one may set something up
+        if len(later) >= (MIN_OF_STEPS if kind == "steps" else MIN_EQUAL):
+            usual_us, least_us = _usual(linked.own_us[later], kind)
             slow = equal[1:][linked.own_us[equal[1:]] > max(MIN_SLOW_RATIO * usual_us, least_us)]
             beyond[slow] = linked.own_us[slow] - usual_us
-            of_fastest[slow] = least_us > 0
-    if beyond.sum() < MIN_SLOW_FRAC * linked.own_us.sum() or not beyond.any():
+            of_fastest[slow] = kind == "sizes" and least_us > 0
+    count = int((beyond > 0).sum())
+    if beyond.sum() < MIN_SLOW_FRAC * linked.own_us.sum() or count < (MIN_HELD_UP if kind == "steps" else 1):
         return None
     most = int(beyond.argmax())
     return SlowCalls(
-        count=int((beyond > 0).sum()),
+        count=count,
         us=float(beyond.sum()),
         of_us=float(linked.own_us.sum()),
         op=events.texts[names[most]],
         longest_us=float(linked.own_us[most]),
         usual_us=float(linked.own_us[most] - beyond[most]),
         halted_us=_halted_us(linked, beyond),
-        by_passes=passes is not None,
+        by_passes=kind == "passes",
+        by_steps=kind == "steps",
         by_fastest=bool(beyond[of_fastest].sum() > beyond.sum() / 2),
     )
 
 
-def _usual(own_us: npt.NDArray[np.float64], *, by_passes: bool) -> tuple[float, float]:
+def _equal_calls(events: TraceEvents, host: Host, linked: LinkedWork) -> tuple[list[npt.NDArray[np.int64]], str]:
+    """Calls that do the same, as places in `linked` in the order of time, and why: of one operator and `sizes`; without
+    sizes, of one place in `passes` of the same operators, or in marked `steps`. Empty where neither is known."""
+    names, shapes = np.asarray(events.spans.name)[linked.op], np.asarray(events.spans.shapes)[linked.op]
+    unequal = np.array([bool(_HIDES_SIZES.match(text)) for text in events.texts], dtype=bool)
+    unequal |= np.array([operator_category(text) == "communication" for text in events.texts], dtype=bool)
+    in_time = np.argsort(linked.start_us, kind="stable")
+    in_time = in_time[~unequal[names[in_time]]]
+    known = in_time[shapes[in_time] >= 0]
+    if len(known):
+        _, kind = np.unique(np.stack([names[known], shapes[known]]), axis=1, return_inverse=True)
+        return _grouped(known, kind.reshape(-1)), "sizes"
+    if (passes := _equal_passes(names[in_time])) is not None:
+        return list(in_time.reshape(passes, -1).T), "passes"
+    return _of_equal_steps(events, host, linked, in_time), "steps"
+
+
+def _grouped(places: npt.NDArray[np.int64], kind: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """The `places` of each kind, in their order."""
+    return np.split(places[np.argsort(kind, kind="stable")], np.cumsum(np.bincount(kind))[:-1])
+
+
+def _of_equal_steps(
+    events: TraceEvents, host: Host, linked: LinkedWork, in_time: npt.NDArray[np.int64]
+) -> list[npt.NDArray[np.int64]]:
+    """The n-th call of an operator in each marked step, for operators that all steps call equally often; of calls in
+    the order of time. Other operators, as those that load data, may differ from step to step."""
+    if len(host.steps) < MIN_OF_STEPS:
+        return []
+    starts, ends = (np.array([step[side] for step in host.steps]) for side in (0, 1))
+    step = np.searchsorted(starts, linked.start_us[in_time], side="right") - 1
+    inside = (step >= 0) & (linked.start_us[in_time] < ends[np.maximum(step, 0)])
+    places, step = in_time[inside], step[inside]
+    equal = []
+    for of_op in _grouped(np.arange(len(places)), np.asarray(events.spans.name)[linked.op[places]]):
+        counts = np.bincount(step[of_op], minlength=len(starts))
+        if len(of_op) and counts.min() == counts.max():
+            equal += list(places[of_op].reshape(len(starts), -1).T)
+    return [] if _are_of_other_sizes(linked.own_us, equal) else equal
+
+
+def _are_of_other_sizes(own_us: npt.NDArray[np.float64], equal: list[npt.NDArray[np.int64]]) -> bool:
+    """Whether one step has more to compute, as of longer sequences: most of its calls take far longer than in others.
+    Threads that wait for a processor hold up some calls now and then."""
+    us = own_us[np.array(equal)] if equal else np.zeros((0, 1))
+    us = us[us.min(axis=1) >= MIN_COMPUTING_US]
+    return len(us) > 0 and bool(((us > MIN_SLOW_RATIO * us.min(axis=1, keepdims=True)).mean(axis=0) > 0.5).any())
+
+
+MIN_OF_STEPS = 3
+"""Steps from which the fastest of equal calls tells what they take."""
+MIN_HELD_UP = 20
+"""Such calls from which threads are held up: a few may do something else in one step."""
+MIN_COMPUTING_US = 20.0
+"""Time of a call from which it depends on the sizes of its inputs."""
+
+
+def _usual(own_us: npt.NDArray[np.float64], kind: str) -> tuple[float, float]:
     """What equal calls take usually, and below what time, microseconds, none of them is slow: the median, unless that
-    is itself far longer than the fastest tenth, as where most calls wait for a processor."""
-    if by_passes:
+    is itself far longer than the fastest tenth, as where most calls wait for a processor. `kind`: of `_equal_calls`."""
+    if kind == "passes":
         return float(np.quantile(own_us, PACE_QUANTILE)), 0.0
+    if kind == "steps":
+        return float(own_us.min()), MIN_STALL_US
     fastest_us, median_us = (float(value) for value in np.quantile(own_us, [0.1, 0.5]))
     if len(own_us) >= MIN_FASTEST and median_us >= MIN_STALLED_RATIO * fastest_us and median_us >= MIN_STALL_US:
         return fastest_us, MIN_STALL_US

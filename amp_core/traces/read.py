@@ -244,7 +244,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         legacy_format=LEGACY_PROCESS in events.processes,
         times_by_events=events.event_records >= MIN_RECORDS_PER_OPERATOR * len(events.spans) > 0,
         unequal_products=unequal_products(events, linked),
-        slow_calls=slow_calls(events, linked),
+        slow_calls=slow_calls(events, host, linked),
         slow_steps=slow_steps(events, host, linked),
         call_cost=call_cost(events, host, linked),
         recomputation=recomputation(events, host, linked, inside),

@@ -39,6 +39,44 @@ def test_equal_calls_that_take_far_longer_now_and_then_blame_the_processor(tmp_p
         assert "one of aten::mkldnn_convolution 20.0 instead of 1.10 ms" in sentence
 
 
+@pytest.mark.parametrize(
+    ("held_up", "longer", "marked", "told"),
+    [
+        (5, 1, True, True),
+        (50, 1, True, False),  # few calls, which may do something else
+        (5, 6, True, False),  # a step of longer sequences: all of its calls take longer
+        (5, 1, False, False),
+    ],
+)
+def test_the_same_calls_of_other_steps_tell_what_calls_without_sizes_take(tmp_path, held_up, longer, marked, told):
+    """Three steps of 100 calls of 100 µs and one to three that load data; in the third every 5th or 50th takes 8 ms."""
+    trace, at = Made(), 0.0
+    for step in range(3):
+        start = at
+        for number in range(100):
+            us = 8000 if step == 2 and number % held_up == 0 else 100 * (longer if step == 2 else 1)
+            trace.op("aten::mm", at, us)
+            at += us
+        for _ in range(step + 1):
+            trace.op("aten::stack", at, 10)
+            at += 10
+        if marked:
+            trace.event("mark", f"ProfilerStep#{step}", start, at - start, 1)
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert ("are what 20 calls take beyond the fastest of the same call in other steps" in sentence) == told
+    assert ("one of aten::mm 8.00 instead of 0.100 ms: the processor is shared" in sentence) == told
+
+
+def test_an_uneven_processor_comes_before_fp64_where_it_costs_more(tmp_path):
+    trace, at = Made(), 0.0
+    for number in range(40):
+        us = 20_000 if number % 4 == 3 else 100
+        trace.op("aten::mm", at, us, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["double", "double"]})
+        at += us
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert sentence.index("the processor is shared") < sentence.index("Operators on FP64 tensors take 100 %")
+
+
 @pytest.mark.parametrize(("cost_us", "computes_us", "told"), [(240, 10, True), (4, 10, False), (240, 2_000, False)])
 def test_calls_that_cost_most_of_the_time_come_before_the_longest_operator(tmp_path, cost_us, computes_us, told):
     trace = Made()

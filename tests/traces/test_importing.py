@@ -85,7 +85,9 @@ def test_traces_that_one_process_recorded_one_after_the_other_are_no_ranks(tmp_p
         trace.events[-1]["pid"] = pid
         files.append(write(tmp_path / f"at_{start}.json", trace.document()))
     if refused:
-        with pytest.raises(RunError, match=r"'at_0.json', 'at_5000.json'\] were recorded by one process, 77, one after"):
+        with pytest.raises(
+            RunError, match=r"'at_0.json', 'at_5000.json'\] were recorded by one process, 77, one after"
+        ):
             import_traces(files, tmp_path / "run")
         assert not (tmp_path / "run").exists()
     else:
