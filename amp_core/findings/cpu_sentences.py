@@ -212,6 +212,15 @@ def _faster_convolutions(rows: pd.DataFrame, longest: str, share: float) -> str:
     return f" What may make it faster: channels_last, torch.compile{bf16}."
 
 
+def _drawn(longest: str, share: float) -> str:
+    """What to do about random values that take this share of the operators' time, as a sentence; empty for other
+    operators and where it is small."""
+    if longest not in _DRAWS or share < MIN_DRAWN_FRAC:
+        return ""
+    return " Draw random values once, before the loop, or on the device that takes them (device=...)."
+
+
+_DRAWS, MIN_DRAWN_FRAC = ("aten::normal_", "aten::uniform_", "aten::random_"), 0.5
 MIN_CONVOLUTIONS_FRAC = 0.5
 _OF_ONEDNN = ("aten::mkldnn_convolution", "aten::mkldnn_convolution_backward")
 
@@ -226,7 +235,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     advice = (
         f" {without_onednn(run, rows, longest)}"
         if is_fallback
-        else _faster_convolutions(rows, longest, longest_us / total)
+        else _faster_convolutions(rows, longest, longest_us / total) or _drawn(longest, longest_us / total)
     )
     calls, cost_us = _calls_in_range(run, longest) if in_range else (0.0, 0.0)
     is_cost = in_range and cost_us >= MIN_COST_FRAC * longest_us

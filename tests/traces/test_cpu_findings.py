@@ -209,7 +209,9 @@ def test_allocations_are_part_of_the_operators_time(tmp_path):
     trace = Made()
     trace.op("aten::normal_", 0, 600)
     trace.op("aten::empty_strided", 600, 400)
-    assert "aten::normal_ takes 60.0 % of the operators' time" in first_sentence(run_of(tmp_path, trace))
+    sentence = first_sentence(run_of(tmp_path, trace))
+    assert "aten::normal_ takes 60.0 % of the operators' time" in sentence
+    assert "or on the device that takes them (device=...)." in sentence
 
 
 def test_another_accelerator_is_no_gpu_and_gets_no_advice_on_cuda(tmp_path):
