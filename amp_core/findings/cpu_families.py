@@ -102,10 +102,10 @@ def light_beside(rows: pd.DataFrame, longest: str, total_us: float, wall_us: flo
     if us.sum() < max(MIN_BESIDE_FRAC * total_us, MIN_SAVED_FRAC * wall_us):
         return ""
     kinds, share = join_words([_FUSED[str(kind)] for kind in us.index]), percent(float(us.sum()) / total_us)
-    return f" {kinds[0].upper()}{kinds[1:]} take {share}: {COMPILING} fuses those that follow one another."
+    return f" {kinds[0].upper()}{kinds[1:]} take {share}: {COMPILING}, fuses those that follow one another."
 
 
-COMPILING = "torch.compile, from PyTorch 2.0 on (on Windows 2.5),"
+COMPILING = "torch.compile, from PyTorch 2.0 on (on Windows 2.5)"
 """What fuses operators of a CPU, and since when."""
 
 

@@ -387,7 +387,9 @@ def convolution_part(rows: pd.DataFrame) -> CpuPart | None:
     if not us >= MIN_SAVED_FRAC * total_us > 0 or has_onednn(rows):
         return None
     op = longest_name(slow, "op")
-    what = f"convolutions without oneDNN take {percent(us / total_us)} of the operators' time, most in {op}"
+    of_op = percent(float(slow["total_us"][slow["op"] == op].sum()) / total_us)
+    most = f"{of_op} in {op}" if (slow["op"] != op).any() else f"all in {op}"
+    what = f"convolutions without oneDNN take {percent(us / total_us)} of the operators' time, {most}"
     return CpuPart("fallback-convolution", us, what, op)
 
 

@@ -12,6 +12,7 @@ from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.kernels import is_trace, kernel_rows, numbers_of_import, on_cpu, window_rows
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.findings.cpu_families import (
+    COMPILING,
     dominant_size,
     family,
     large_tensors,
@@ -30,6 +31,7 @@ from amp_core.findings.cpu_parts import (
     layout_part,
     loading_part,
     longest_operator,
+    on_macos,
     optimizer_part,
     outside_part,
     pace_part,
@@ -202,14 +204,15 @@ MIN_RANGE_FRAC = 0.5
 """Share of the time from which a range is told."""
 
 
-def _faster_convolutions(rows: pd.DataFrame, longest: str, share: float) -> str:
+def _faster_convolutions(run: Run, rows: pd.DataFrame, longest: str, share: float) -> str:
     """What may make convolutions of oneDNN faster that take this share of the operators' time, as a sentence; empty for
     other operators and where it is small."""
     if longest not in _OF_ONEDNN or share < MIN_CONVOLUTIONS_FRAC:
         return ""
     is_narrow = rows["in_dtypes"][rows["op"] == longest].str.contains("BFloat16|Half").any()
-    bf16 = "" if is_narrow else ", and BF16 where the processor multiplies it (AMX, AVX512-BF16)"
-    return f" What may make it faster: channels_last, torch.compile{bf16}."
+    no_bf16 = is_narrow or on_macos(run)
+    bf16 = "" if no_bf16 else ", and BF16 where the processor multiplies it (AMX, AVX512-BF16)"
+    return f" What may make it faster: channels_last, {COMPILING}{bf16}."
 
 
 def _drawn(longest: str, share: float) -> str:
@@ -235,7 +238,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     advice = (
         f" {without_onednn(run, rows, longest)}"
         if is_fallback
-        else _faster_convolutions(rows, longest, longest_us / total) or _drawn(longest, longest_us / total)
+        else _faster_convolutions(run, rows, longest, longest_us / total) or _drawn(longest, longest_us / total)
     )
     calls, cost_us = _calls_in_range(run, longest) if in_range else (0.0, 0.0)
     is_cost = in_range and cost_us >= MIN_COST_FRAC * longest_us

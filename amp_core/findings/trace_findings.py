@@ -35,7 +35,7 @@ def saving_finding(run: Run, saving: Saving, remedy: Remedy) -> Finding:
     whole = f"the {unit} with the time before it" if saving.lead_us else f"the {unit}"
     others = f", with {saving.others} other{'s' if saving.others > 1 else ''}" if saving.others else ""
     if saving.is_of_part:
-        others = ", with what the host does beside it"
+        others = ", with all else that the host does meanwhile"
     finding = make_finding(
         saving.code,
         f"{saving.what}; could save {saving.how_much()}" if won else saving.what,

@@ -215,10 +215,10 @@ def launch_remedy(run: Run) -> Remedy | None:
     if tiny_copies(run)[0] and between is not None and between <= MAX_OF_LOOP:
         return ONE_COPY
     if on_cuda and between:
-        once = f"the host waits for it once in {max(1, round(between))} launches"
+        when = f"after some {between:.0f} launches" if between >= 1.5 else "after each launch"
         larger = ", or use larger batches" if between > MAX_OF_LOOP else ""
         return Remedy(
-            f"{WAITS} Where it does, {once}, and {_WAITS_FIRST}: remove these first{larger}.",
+            f"{WAITS} Where it does, the host waits for it {when}, and {_WAITS_FIRST}: remove these first{larger}.",
             find_waits(run),
         )
     if on_cuda and graphs and replays_one_graph(run):

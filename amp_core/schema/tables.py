@@ -481,7 +481,13 @@ TABLES: dict[str, Table] = {
                     "f",
                     "launches of the window that the host makes in that function and in what it calls",
                 ),
-                _column("data_function", "s", "the same during idle_data_us and lead_data_us"),
+                _column(
+                    "host_second",
+                    "s",
+                    "the same as host_function without the time in that, of functions that do not call it",
+                ),
+                _column("host_second_us", "f", "how long it was in that second function during them"),
+                _column("data_function", "s", "host_function during idle_data_us and lead_data_us"),
                 _column("data_function_us", "f", "how long it was in that function during them"),
                 _column(
                     "host_call",

@@ -1,10 +1,8 @@
-"""What the host did during given times, as while a device was idle: in which operator, call or function it was longest.
+"""What the host did during given times, as while a device was idle: in which operator or call it was longest.
 
 >>> longest_op(events, host, causes.host)
 ('aten::copy_', 9000.0)
 """
-
-import re
 
 import numpy as np
 
@@ -101,78 +99,3 @@ def outside_operators(events: TraceEvents, host: Host, spans: times.Intervals) -
 
 NO_OPERATOR = "no operator"
 """What is said where the host is in none."""
-
-
-def longest_function(
-    events: TraceEvents, host: Host, spans: times.Intervals, *, without_built_in: bool = False
-) -> tuple[str | None, float]:
-    """The Python function of the loop's thread in which the host spent the longest of `spans`, without longer functions
-    that it calls, and how long with these, in microseconds; with `ASLEEP` if it slept, and how long.
-    `without_built_in`: instead of a function in C, which has no file and line, the one in Python that calls it and
-    hardly does anything else."""
-    frames, spans = events.frames, of_program(events, spans)
-    chosen = np.flatnonzero(np.asarray(frames.thread) == host.loop_thread)
-    if not len(chosen) or not len(spans[0]):
-        return None, 0.0
-    start, end = np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen]
-    order = np.lexsort((-end, start))
-    start, end, names = start[order], end[order], np.asarray(frames.name)[chosen][order]
-    own = times.overlap_of_each(start, end, spans)
-    inside, around, caller = own.copy(), list[int](), names.copy()
-    is_library = np.array([_OF_PYTHON.match(text) is not None for text in events.texts], dtype=bool)
-    in_c = np.array([without_built_in and text.startswith("<built-in") for text in events.texts], dtype=bool)
-    for item, began in enumerate(start.tolist()):
-        while around and end[around[-1]] <= began:
-            around.pop()
-        if around:
-            own[around[-1]] -= inside[item]
-            least_us = MIN_OF_CALLER_FRAC * (end[around[-1]] - start[around[-1]])
-            if is_library[names[item]] or (in_c[names[item]] and end[item] - start[item] >= least_us):
-                caller[item] = caller[around[-1]]
-        around.append(item)
-    skipped = _WAITS if events.uses_device else NOT_OF_PROGRAM
-    own[np.array([skipped.search(text) is not None for text in events.texts], dtype=bool)[names]] = 0.0
-    sleeps = np.array([_SLEEP.match(text) is not None for text in events.texts], dtype=bool)[names]
-    us, asleep_us = (
-        np.bincount(caller[chosen], own[chosen], minlength=len(events.texts)) for chosen in (~sleeps, sleeps)
-    )
-    longest, sleeping = int(us.argmax()), int(asleep_us.argmax())
-    if asleep_us[sleeping] > us[longest]:
-        return f"{events.texts[sleeping]}{ASLEEP}", float(asleep_us[sleeping])
-    if not us[longest] > 0:
-        return None, 0.0
-    its = names == longest
-    return events.texts[longest], max(float(us[longest]), times.overlap(times.union(start[its], end[its]), spans))
-
-
-MIN_OF_CALLER_FRAC = 0.9
-"""Share of a call in a function in C from which the caller hardly does anything else."""
-ASLEEP = ", asleep"
-"""What is added to the name of a function that sleeps."""
-_SLEEP = re.compile(r"<built-in (?:method|function) sleep\b")
-
-
-def launches_in(events: TraceEvents, host: Host, function: str | None, launched: times.Floats) -> int:
-    """How many of these launches the loop's thread makes in a Python function and what it calls."""
-    frames, named = events.frames, (function or "").removesuffix(ASLEEP)
-    numbers = [number for number, text in enumerate(events.texts) if text == named]
-    chosen = np.isin(np.asarray(frames.name), numbers) & (np.asarray(frames.thread) == host.loop_thread)
-    starts, ends = times.union(np.asarray(frames.start)[chosen], np.asarray(frames.end)[chosen])
-    at = np.searchsorted(starts, launched, side="right") - 1
-    return int((launched < ends[at])[at >= 0].sum()) if len(starts) else 0
-
-
-_OF_PYTHON = re.compile(
-    r"<built-in (?:method|function) (?:read\w*|write\w*|recv\w*|send\w*|poll|select|wait\w*|join|fork_exec|open|stat|"
-    r"listdir|loads?|dumps?|flush|exec|compile|sleep)\b|"
-    r"<built-in method \w+ of (?:_(?!C\b)\w+(?:\.\w+)*|(?:numpy|PIL|zlib)[\w.]*|str|bytes|bytearray|dict|list|set) "
-    r"object|"
-    r"(?:[^ ]*/)?(?:subprocess|threading|selectors|socket|ssl|queue|contextlib|functools|weakref|inspect|copy|copyreg|"
-    r"pickle|json/\w+|re|os|pathlib|shutil|tempfile|importlib/\w+|<frozen [\w.]+>|logging/__init__)(?:\.py)?\(\d+\): "
-)
-"""Functions of Python's own for files, processes, threads and code, whose time is that of the program's function that
-calls them."""
-NOT_OF_PROGRAM = re.compile(r"lock|nn\.Module: |_record_function_|torch/(?:autograd/)?profiler")
-"""Functions that wait for another thread, modules, whose forward is named too, and the profiler's own."""
-_WAITS = re.compile(rf"run_backward|synchronize|{NOT_OF_PROGRAM.pattern}")
-"""With those that wait for the device, or for the thread that launches backward."""

@@ -16,7 +16,8 @@ from amp_core.traces.between_operators import longest_between
 from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, is_in, longest_in
 from amp_core.traces.gpu_work import TO_HOST
-from amp_core.traces.host_spans import launches_in, longest_function, longest_op, outside_operators, profiling_us
+from amp_core.traces.host_functions import launches_in, longest_function, longest_functions
+from amp_core.traces.host_spans import longest_op, outside_operators, profiling_us
 from amp_core.traces.idle_causes import DISPATCH_US, IdleCauses, idle_causes, long_launches
 from amp_core.traces.link import EVALUATE, Host
 from amp_core.traces.long_calls import longest_calls
@@ -86,9 +87,11 @@ def idle_columns(
     in_calls = longest_calls(events, trace.waits, held, window=(spans.low, spans.high))
     calling = in_calls.spans if in_calls else times.NONE
     rest = times.without(late, calling)
+    functions = longest_functions(events, host, late)
     longest = {
         "host_op": longest_op(events, host, late),
-        "host_function": longest_function(events, host, late),
+        "host_function": functions[0],
+        "host_second": functions[1],
         "data_function": longest_function(events, host, times.merged(unfed, first_loads), without_built_in=True),
         "host_call_op": _op_of_calls(trace, calling),
         "host_rest_op": longest_op(events, host, rest),
@@ -186,7 +189,7 @@ def _between_copies(trace: LinkedTrace, selected: npt.NDArray[np.bool_], spans: 
         return times.NONE
     calling = times.union(linked.launched_us[copies], linked.returned_us[copies])
     low, high = low[between], high[between]
-    outside_us = high - low - (times.overlap_of_each(low, high, calling) if len(calling[0]) else 0.0)
+    outside_us = high - low - times.overlap_of_each(low, high, calling)
     return low[outside_us < DISPATCH_US], high[outside_us < DISPATCH_US]
 
 

@@ -113,7 +113,9 @@ def longest(spans: Intervals) -> float:
 
 
 def overlap_of_each(starts: Floats, ends: Floats, spans: Intervals) -> Floats:
-    """How much of each time from start to end `spans` cover, which are not empty."""
+    """How much of each time from start to end `spans` cover."""
+    if not len(spans[0]):
+        return np.zeros(len(starts))
     edges = np.stack(spans, axis=1).reshape(-1)
     covered = np.repeat(np.concatenate([[0.0], np.cumsum(spans[1] - spans[0])]), 2)[1:-1]
     overlap: Floats = np.interp(ends, edges, covered) - np.interp(starts, edges, covered)

@@ -17,11 +17,11 @@ import numpy as np
 from amp_core.traces import intervals as times
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
+from amp_core.traces.host_functions import longest_function
 from amp_core.traces.host_spans import (
     NO_OPERATOR,
     innermost_op,
     longest_call,
-    longest_function,
     longest_op,
     outside_operators,
     profiling_us,

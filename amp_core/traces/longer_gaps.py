@@ -14,7 +14,8 @@ import numpy.typing as npt
 from amp_core.traces import intervals as times
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace
 from amp_core.traces.events import MARK, OP
-from amp_core.traces.host_spans import NOT_OF_PROGRAM, launches_in, longest_function, of_program
+from amp_core.traces.host_functions import NOT_OF_PROGRAM, launches_in, longest_function
+from amp_core.traces.host_spans import of_program
 from amp_core.traces.long_calls import longest_calls
 from amp_core.traces.own_ranges import OF_PROFILERS
 

@@ -15,7 +15,8 @@ from amp_core.traces import intervals as times
 from amp_core.traces.collect import LAUNCHES
 from amp_core.traces.events import OP, TraceEvents
 from amp_core.traces.host_alone import host_range
-from amp_core.traces.host_spans import ASLEEP, launches_in, longest_function, longest_op
+from amp_core.traces.host_functions import ASLEEP, launches_in, longest_function
+from amp_core.traces.host_spans import longest_op
 from amp_core.traces.link import Host
 from amp_core.traces.waits import is_wait
 

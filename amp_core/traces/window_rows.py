@@ -11,7 +11,8 @@ from amp_core.traces.collect import LONG_CALL_US
 from amp_core.traces.device_spans import DeviceSpans, LinkedTrace, device_spans, linked_trace, longest_in
 from amp_core.traces.events import TraceEvents
 from amp_core.traces.gpu_work import LinkedWork
-from amp_core.traces.host_spans import longest_function, of_program, profiling_us
+from amp_core.traces.host_functions import longest_function
+from amp_core.traces.host_spans import of_program, profiling_us
 from amp_core.traces.idle_columns import idle_columns
 from amp_core.traces.kernel_rows import Rows, Window, device_name
 from amp_core.traces.link import Host, Ints

@@ -163,6 +163,64 @@ def test_the_python_function_in_which_the_device_waits_is_named(tmp_path, with_d
         assert "this function" in finding.advice and "with_stack" not in finding.snippet
 
 
+def frames_of(*calls):
+    """The host's functions (name, start, duration) between two kernels, 10 ms apart."""
+    trace = Made()
+    trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)
+    trace.op("aten::mm", 1, 8)
+    trace.kernel(made.GEMM, 10, 90, 2)
+    for name, start, lasts in calls:
+        trace.event("python_function", name, start, lasts, 1)
+    trace.op("aten::mm", 9_100, 20)
+    trace.kernel(made.GEMM, 9_130, 870, 9_102)
+    return trace
+
+
+@pytest.mark.parametrize(("second_us", "told"), [(3_000, True), (1_000, False)])
+def test_a_second_function_in_which_the_device_waits_nearly_as_long_is_named_too(tmp_path, second_us, told):
+    trace = frames_of(
+        ("src/train.py(10): step", 0, 9_050),
+        ("src/cache.py(20): load", 200, 4_000),
+        ("src/cache.py(40): store", 4_300, second_us),
+    )
+    title = diagnose(run_of(tmp_path, trace))[0].title
+    assert "4.00 ms of it in src/cache.py(20): load" in title
+    assert (" and 3.00 ms in src/cache.py(40): store" in title) == told
+
+
+def test_the_second_function_does_not_call_the_first(tmp_path):
+    trace = frames_of(("src/train.py(10): step", 0, 9_050), ("src/cache.py(20): load", 200, 5_000))
+    (window,) = run_of(tmp_path, trace).windows.to_dict("records")
+    assert (window["host_function"], window["host_function_us"]) == ("src/cache.py(20): load", 5_000)
+    assert window["host_second_us"] == 0
+
+
+@pytest.mark.parametrize(("copied", "told"), [(1 << 20, True), (4, False), (None, False)])
+def test_a_function_beside_copies_of_tensors_to_the_host_is_advised_to_work_on_the_device(tmp_path, copied, told):
+    trace = frames_of(("src/boxes.py(20): suppress", 200, 8_000))
+    if copied is not None:
+        trace.kernel("Memcpy DtoH (Device -> Pinned)", 9_050, 20, 9_040, sort="copy")
+        trace.events[-1]["args"]["bytes"] = copied
+    finding = diagnose(run_of(tmp_path, trace))[0]
+    assert finding.where == "src/boxes.py(20): suppress"
+    assert ("copies of tensors to the host" in finding.advice) == told
+    assert ("instead of on x.cpu()" in finding.snippet) == told
+
+
+def test_a_function_around_everything_is_told_by_what_it_calls_longest(tmp_path):
+    parts = [(f"src/parts.py({line}): part_{line}", 100 + 1_400 * line, 1_300) for line in range(6)]
+    longer = ("src/parts.py(9): part_9", 8_500, 590)
+    trace = frames_of(("src/train.py(10): step", 0, 9_095), *parts, longer)
+    (window,) = run_of(tmp_path, trace).windows.to_dict("records")
+    assert window["host_function"].startswith("src/parts.py(")
+
+
+def test_functions_that_call_each_other_in_turn_are_named_by_one_of_them(tmp_path):
+    deep = [(f"src/tree.py({1 + n % 2}): {'ab'[n % 2]}", 150 + n, 8_900 - 2 * n) for n in range(40)]
+    (window,) = run_of(tmp_path, frames_of(*deep)).windows.to_dict("records")
+    assert window["host_function"] in ("src/tree.py(1): a", "src/tree.py(2): b")
+
+
 def test_functions_are_named_with_one_folder_and_stacks_that_are_there_are_not_asked_for(tmp_path):
     trace = Made()
     trace.event("mark", "ProfilerStep#3", 0, 10_000, 1)

@@ -71,8 +71,8 @@ def test_launch_bound_loops_are_not_advised_to_do_what_they_do(tmp_path, call, a
 @pytest.mark.parametrize(
     ("every", "call", "says", "snippet"),
     [
-        (4, "cudaStreamSynchronize", "once in 4 launches", "set_sync_debug_mode"),
-        (4, "cudaDeviceSynchronize", "once in 4 launches", "start.record()"),
+        (4, "cudaStreamSynchronize", "after some 4 launches", "set_sync_debug_mode"),
+        (4, "cudaDeviceSynchronize", "after some 4 launches", "start.record()"),
         (40, "cudaStreamSynchronize", "capture CUDA graphs", "torch.compile"),
     ],
     ids=["stream", "device", "rare"],

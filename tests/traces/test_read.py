@@ -102,6 +102,8 @@ def test_the_window_adds_up(tmp_path, layout):
         "host_function": None,
         "host_function_us": 0,
         "host_function_launches": 0,
+        "host_second": None,
+        "host_second_us": 0,
         "data_function": None,
         "data_function_us": 0,
         "idle_dispatch_us": 100,

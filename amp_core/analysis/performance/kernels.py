@@ -30,7 +30,15 @@ _NUMBERS = (
     "causal_count",
     "convolution_flops",
 )
-_FUNCTIONS = ("host_function", "data_function", "longer_function", "longer_call", "longer_place", "longer_second")
+_FUNCTIONS = (
+    "host_function",
+    "host_second",
+    "data_function",
+    "longer_function",
+    "longer_call",
+    "longer_place",
+    "longer_second",
+)
 _HOST_TEXTS = (
     "host_op",
     "host_call",
@@ -81,6 +89,7 @@ _WINDOW_NUMBERS = (
     "launches_between_waits",
     "host_op_us",
     "host_function_us",
+    "host_second_us",
     "host_function_launches",
     "data_function_us",
     "host_call_us",

@@ -327,7 +327,22 @@ def _place(run: Run, windows: pd.DataFrame, column: str, basis: Basis, part: str
     us = float(windows[windows[column] == name][f"{column}_us"].sum()) if name else 0.0
     calls = first_calls_of(run, name, us)
     told = f"{words} (nearly all in its {calls.which})" if calls else words
+    if column == "host_function" and not calls:
+        told += _second_function(windows, us, basis)
     return _Place(name, told, calls is not None, us / basis.steps)
+
+
+def _second_function(windows: pd.DataFrame, us: float, basis: Basis) -> str:
+    """The second function, as part of a sentence, where the host is in it for nearly as long as for these microseconds
+    in the first."""
+    second, second_us = longest_named(windows, "host_second")
+    if second_us < MIN_SECOND_FRAC * us or second_us > us:
+        return ""
+    return f" and {number(second_us / basis.steps / 1e3, 'ms')} in {second}"
+
+
+MIN_SECOND_FRAC = 0.6
+"""Share of the time in the first function from which the second is told too."""
 
 
 def _marked_place(run: Run, windows: pd.DataFrame, host_us: float, basis: Basis) -> _Place:

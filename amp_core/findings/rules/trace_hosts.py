@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from amp_core.analysis.performance.host_copies import MAX_TINY_BYTES, TO_HOST
 from amp_core.analysis.performance.idle import longest_named
 from amp_core.analysis.performance.kernels import kernel_rows, numbers_of_import, window_rows
 from amp_core.analysis.performance.late_launches import (
@@ -25,7 +26,7 @@ from amp_core.findings.trace_findings import SAVING_THRESHOLD, guides_remedy, re
 from amp_core.findings.trace_launches import is_in_pieces, launch_remedy, replays_one_graph, with_waits
 from amp_core.store.run import Run
 from amp_core.text.formatting import number
-from amp_core.traces.host_spans import ASLEEP
+from amp_core.traces.host_functions import ASLEEP
 from amp_core.traces.operators import is_compiled_code
 
 
@@ -90,7 +91,7 @@ def _host_remedy(run: Run, saving: IdleSaving) -> Remedy:
         if _OF_MODEL.search(saving.where):
             return _IN_FORWARD
         if not _launches_most(run, saving.where):
-            return _IN_PYTHON
+            return _in_python(run)
         return _AROUND_GRAPH if on_cuda and replays_one_graph(run) else _IN_LOOP
     if is_compiled_code(saving.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
@@ -333,10 +334,26 @@ _BUILT_ONCE = Remedy(
     "for _ in range(5):\n    train_step(batch)   # before the profiler starts",
 )
 _IN_PYTHON = Remedy(
-    "Between launches the host runs this function and what it calls; a timeline shows who calls it. Call it once, "
-    "before the loop, do the same on the device, or where it prepares batches, run it in the loader's workers.",
+    "Between launches the host runs this function and what it calls; a timeline shows who calls it. If its result "
+    "stays the same, call it once, before the loop; if it prepares batches, run it in the loader's workers; else do "
+    "the same on the device.",
     "prepared = prepare(inputs)   # once, before the loop",
 )
+_ON_RESULTS = Remedy(
+    "Between launches the host runs this function and what it calls; a timeline shows who calls it. The trace has "
+    "copies of tensors to the host too: if this function works on those, do that on the device, and copy what is read "
+    "alone; else call it once, before the loop, where its result stays the same.",
+    "y = postprocess(x)   # on the device, where x is, instead of on x.cpu()",
+)
+
+
+def _in_python(run: Run) -> Remedy:
+    """What to advise for a Python function between launches, by whether the host may work on results in it."""
+    rows = kernel_rows(run, everything=True)
+    rows = rows[(rows["category"] == "memcpy") & rows["name"].str.contains(TO_HOST)]
+    return _ON_RESULTS if (rows["moved_bytes"] > MAX_TINY_BYTES * rows["count"]).any() else _IN_PYTHON
+
+
 _IN_LOOP = Remedy(
     "This function launches most of what the GPU does, and runs Python in between; a timeline shows which. Move out of "
     "it what each pass repeats, and launch more work at once.",
