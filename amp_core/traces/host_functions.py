@@ -42,7 +42,8 @@ def longest_functions(
     first = frames.longest(spans)
     if first[0] is None or first[0].endswith(ASLEEP):
         return first, _NONE
-    second = frames.longest(times.without(spans, frames.when(first[0])), without=frames.around(first[0]))
+    number = events.texts.index(first[0])
+    second = frames.longest(times.without(spans, frames.when(number)), without=frames.around(number))
     return first, _NONE if second[0] is None or second[0].endswith(ASLEEP) else second
 
 
@@ -112,16 +113,15 @@ class _Frames:
         all_us, seen = times.total(spans), set[int]()
         while number not in seen:  # functions may call each other in turn
             seen.add(number)
-            its = self._name == number
-            us = max(own_us, times.overlap(times.union(self._start[its], self._end[its]), spans))
-            if us < MIN_ENCLOSING_FRAC * all_us or own_us > MAX_OWN_FRAC * us:
+            around_us = max(own_us, times.overlap(self.when(number), spans))
+            if around_us < MIN_ENCLOSING_FRAC * all_us or own_us > MAX_OWN_FRAC * around_us:
                 break
             parts_us = self._parts_us(number, inside)
             longest = int(parts_us.argmax())
-            if parts_us[longest] <= own_us:
+            if parts_us[longest] <= max(own_us, MIN_PART_FRAC * all_us):
                 break
             number, own_us = longest, min(own_us, float(parts_us[longest]))
-        return self._texts[number], us
+        return self._texts[number], max(own_us, times.overlap(self.when(number), spans))
 
     def _parts_us(self, number: int, inside: times.Floats) -> times.Floats:
         """How much of the times each of the program's functions takes that a function calls, by name."""
@@ -137,14 +137,13 @@ class _Frames:
                 is_part[item] = is_own[item]
         return np.bincount(self._name[is_part], inside[is_part], minlength=len(self._texts)).astype(np.float64)
 
-    def when(self, name: str) -> times.Intervals:
+    def when(self, number: int) -> times.Intervals:
         """When a function of that name runs."""
-        its = self._name == self._texts.index(name)
+        its = self._name == number
         return times.union(self._start[its], self._end[its])
 
-    def around(self, name: str) -> npt.NDArray[np.bool_]:
+    def around(self, number: int) -> npt.NDArray[np.bool_]:
         """The calls of functions that call the one of that name, directly or not, and its own."""
-        number = self._texts.index(name)
         found = {number}
         for item in np.flatnonzero(self._name == number).tolist():
             while (item := int(self._parent[item])) >= 0:
@@ -152,9 +151,9 @@ class _Frames:
         return np.isin(self._name, list(found))
 
 
-MIN_ENCLOSING_FRAC, MAX_OWN_FRAC = 0.9, 0.5
-"""Share of the times from which a function is around all of them, and most of that which it may take itself to be told
-by what it calls."""
+MIN_ENCLOSING_FRAC, MAX_OWN_FRAC, MIN_PART_FRAC = 0.9, 0.5, 0.3
+"""Share of the times from which a function is around all of them, most of that which it may take itself to be told by
+what it calls, and the share of the times from which one of these is told."""
 MIN_OF_CALLER_FRAC = 0.9
 """Share of a call in a function in C from which the caller hardly does anything else."""
 ASLEEP = ", asleep"
@@ -187,6 +186,7 @@ NOT_OF_PROGRAM = re.compile(r"lock|nn\.Module: |_record_function_|torch/(?:autog
 _WAITS = re.compile(rf"run_backward|synchronize|{NOT_OF_PROGRAM.pattern}")
 """With those that wait for the device, or for the thread that launches backward."""
 _NOT_OWN = re.compile(
-    rf"^<|\btorch/|\b(?:_dynamo|_inductor|_functorch|autograd|nn/modules|optim)/|\b_ops\.py\(|{_OF_PYTHON.pattern}"
+    rf"^<|\btorch/|\b(?:_dynamo|_inductor|_functorch|autograd|nn/modules|optim)/|"
+    rf"\b(?:_ops|modules/module|parallel/distributed|utils/_contextlib)\.py\(|{_OF_PYTHON.pattern}"
 )
 """Functions of torch and of Python, which are no part of a program's own."""

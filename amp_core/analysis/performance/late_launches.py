@@ -328,17 +328,16 @@ def _place(run: Run, windows: pd.DataFrame, column: str, basis: Basis, part: str
     calls = first_calls_of(run, name, us)
     told = f"{words} (nearly all in its {calls.which})" if calls else words
     if column == "host_function" and not calls:
-        told += _second_function(windows, us, basis)
+        second, second_us = _second_function(windows)
+        told += f" and {number(second_us / basis.steps / 1e3, 'ms')} in {second}" if second else ""
     return _Place(name, told, calls is not None, us / basis.steps)
 
 
-def _second_function(windows: pd.DataFrame, us: float, basis: Basis) -> str:
-    """The second function, as part of a sentence, where the host is in it for nearly as long as for these microseconds
-    in the first."""
-    second, second_us = longest_named(windows, "host_second")
-    if second_us < MIN_SECOND_FRAC * us or second_us > us:
-        return ""
-    return f" and {number(second_us / basis.steps / 1e3, 'ms')} in {second}"
+def _second_function(windows: pd.DataFrame) -> tuple[str, float]:
+    """The second function in which the host is while the device waits and its time in microseconds, where that is
+    nearly as long as in the first; an empty name for none."""
+    us, (second, second_us) = longest_named(windows, "host_function")[1], longest_named(windows, "host_second")
+    return (second, second_us) if MIN_SECOND_FRAC * us <= second_us <= us else ("", 0.0)
 
 
 MIN_SECOND_FRAC = 0.6
@@ -347,9 +346,9 @@ MIN_SECOND_FRAC = 0.6
 
 def _marked_place(run: Run, windows: pd.DataFrame, host_us: float, basis: Basis) -> _Place:
     """The Python function, or else the range that the program marks, with most of the time in which the host launches
-    too late, where one has half of it."""
-    for column in ("host_function", "host_range"):
-        if longest_named(windows, column)[1] >= MIN_OF_PLACE_FRAC * host_us * basis.steps > 0:
+    too late, where one has half of it, or two functions have."""
+    for column, beside_us in (("host_function", _second_function(windows)[1]), ("host_range", 0.0)):
+        if longest_named(windows, column)[1] + beside_us >= MIN_OF_PLACE_FRAC * host_us * basis.steps > 0:
             return _place(run, windows, column, basis)
     return _Place()
 

@@ -91,7 +91,7 @@ def _host_remedy(run: Run, saving: IdleSaving) -> Remedy:
         if _OF_MODEL.search(saving.where):
             return _IN_FORWARD
         if not _launches_most(run, saving.where):
-            return _in_python(run)
+            return _in_python(run, saving)
         return _AROUND_GRAPH if on_cuda and replays_one_graph(run) else _IN_LOOP
     if is_compiled_code(saving.where):
         launches, calls = (run.head.config.get(name) for name in ("graph_launches", "compiled_calls"))
@@ -347,11 +347,12 @@ _ON_RESULTS = Remedy(
 )
 
 
-def _in_python(run: Run) -> Remedy:
+def _in_python(run: Run, saving: IdleSaving) -> Remedy:
     """What to advise for a Python function between launches, by whether the host may work on results in it."""
     rows = kernel_rows(run, everything=True)
     rows = rows[(rows["category"] == "memcpy") & rows["name"].str.contains(TO_HOST)]
-    return _ON_RESULTS if (rows["moved_bytes"] > MAX_TINY_BYTES * rows["count"]).any() else _IN_PYTHON
+    copies = (rows["moved_bytes"] > MAX_TINY_BYTES * rows["count"]).any()
+    return _ON_RESULTS if copies and saving.lead_us < saving.saved_us / 2 else _IN_PYTHON
 
 
 _IN_LOOP = Remedy(
