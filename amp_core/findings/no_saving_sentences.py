@@ -26,7 +26,7 @@ from amp_core.analysis.performance.step_cost import part_of
 from amp_core.analysis.performance.timeline import timeline
 from amp_core.findings.matrix_sentences import compiled_for, matrix_work
 from amp_core.hardware.data_sheets import dense_rates
-from amp_core.hardware.gpus import core_names, is_amd
+from amp_core.hardware.gpus import core_names, is_amd, is_of_other_vendor
 from amp_core.hardware.kernel_names import SMALL_TYPES
 from amp_core.hardware.kernel_names.dtypes import of_token
 from amp_core.store.run import Run
@@ -46,6 +46,8 @@ def own_profiler(run: Run) -> str:
     if not device.startswith("cuda"):
         return ""
     gpu = profiled_gpu(run, device, str(window_rows(run)["device_name"].iloc[0])).name
+    if is_of_other_vendor(gpu):
+        return ""
     made_for = "" if gpu else compiled_for(longest_name(kernel_rows(run), "name"))[0]
     if is_amd(gpu) or made_for.startswith("gfx"):
         return ", as with rocprofv3"

@@ -48,8 +48,12 @@ _TURING_WITHOUT = re.compile(
 )
 """Names of the parts built from TU116 and TU117."""
 
-_NOT_NVIDIA = re.compile(r"\b(AMD|Radeon|Instinct|Intel)\b", re.IGNORECASE)
 _AMD = re.compile(r"\b(AMD|Radeon|Instinct)\b", re.IGNORECASE)
+_OTHER_VENDOR = re.compile(
+    r"\b(Intel|MetaX|Iluvatar|Moore Threads|MTT|Hygon|DCU|Enflame|GCU|Cambricon|MLU\d*|Biren|Kunlun\w*|Ascend\w*)\b",
+    re.IGNORECASE,
+)
+"""Vendors, or names of their parts, whose devices torch lists like NVIDIA's, some with a compute capability."""
 AMD_WARP = 64
 """Threads of a wavefront on AMD's GPUs for computing (CDNA); a warp of NVIDIA's has 32."""
 _AMD_PARTS = {
@@ -95,7 +99,8 @@ class Gpu:
     @property
     def known(self) -> bool:
         """Whether it is an NVIDIA GPU of a generation that is listed here."""
-        return self.capability is not None and not _NOT_NVIDIA.search(self.name) and self.capability[0] < _UNKNOWN_MAJOR
+        not_nvidia = is_amd(self.name) or is_of_other_vendor(self.name)
+        return self.capability is not None and not not_nvidia and self.capability[0] < _UNKNOWN_MAJOR
 
     @property
     def architecture(self) -> str | None:
@@ -172,10 +177,16 @@ def is_amd(name: str) -> bool:
     return _AMD.search(name) is not None
 
 
+def is_of_other_vendor(name: str) -> bool:
+    """Whether a GPU is neither NVIDIA's nor AMD's, by its name."""
+    return _OTHER_VENDOR.search(name) is not None
+
+
 def core_names(name: str) -> tuple[str, str]:
     """What a GPU's vendor calls the units that multiply matrices, and the others: tensor cores and CUDA cores, or on
-    AMD's GPUs matrix cores and vector units. NVIDIA's for an unknown name."""
-    return ("matrix cores", "vector units") if is_amd(name) else ("tensor cores", "CUDA cores")
+    AMD's GPUs matrix cores and vector units, as here on those of other vendors. NVIDIA's for an unknown name."""
+    is_other = is_amd(name) or is_of_other_vendor(name)
+    return ("matrix cores", "vector units") if is_other else ("tensor cores", "CUDA cores")
 
 
 def amd_name(major: int | None, minor: int | None, units: int | None) -> str:

@@ -224,6 +224,7 @@ class _Collector:
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
         events.on_macos = self._on_macos()
+        events.accelerator = _accelerator_of_calls(events) or events.accelerator
         if len(events.timed):  # among them the operators that only an accelerator has
             events.accelerator_ops = len(events.timed)
         if not events.uses_device:
@@ -493,6 +494,16 @@ _ACCELERATORS = {
 
 _OF_MEMORY = {1: "cuda", 6: "cuda", 12: "xpu", 15: "hpu", 19: "mtia", 20: "privateuseone"}
 """Types of devices by the number that torch's allocators write (`c10/core/DeviceType.h`); 6 is HIP."""
+
+
+_ACCELERATORS_OF_CALLS = {"musa": "musa", "tops": "gcu"}
+"""Types of devices whose calls may have the categories of CUDA's, by how their names begin."""
+
+
+def _accelerator_of_calls(events: TraceEvents) -> str | None:
+    """The type of the device into whose runtime the host calls, where that tells it."""
+    names = [events.texts[number] for number in set(events.calls.name)]
+    return next((_ACCELERATORS_OF_CALLS[name[:4]] for name in names if name[:4] in _ACCELERATORS_OF_CALLS), None)
 
 
 def _npu_kind(npu: AscendRows, event: dict[str, Any]) -> str | None:

@@ -14,6 +14,9 @@ from typing import Any
 
 from amp_core.schema import RunError
 
+RUNTIMES = "cuda|cu|hip|mc|musa|mu|tops"
+"""How calls into a device's runtime or driver begin that are CUDA's under other names: NVIDIA's, AMD's, MetaX's, Moore
+Threads' and Enflame's."""
 OP, MARK = 0, 1
 """Kinds of spans: an operator, or a marked range."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amp_core.hardware.kernel_names import COPIES, classify_kernel
-from amp_core.traces.events import OP, Calls, TraceEvents, Work
+from amp_core.traces.events import OP, RUNTIMES, Calls, TraceEvents, Work
 from amp_core.traces.link import UNMARKED, Floats, Host, Ints
 from amp_core.traces.phases import infer_phases
 
@@ -221,7 +221,7 @@ MIN_TELLING, MIN_TELLING_US = 20, 20.0
 microseconds, and may return after a shorter kernel's end."""
 MIN_WAITED_FRAC = 0.95
 """Share of launches that end after their kernels from which all wait; of a host that runs ahead, hardly any does."""
-_KERNEL_LAUNCH = re.compile(r"^(?:cuda|cu|hip)(?:Module|Ext)?Launch(?:Cooperative)?Kernel")
+_KERNEL_LAUNCH = re.compile(rf"^(?:{RUNTIMES})(?:Module|Ext)?Launch(?:Cooperative)?Kernel")
 _CAPTURE = re.compile(r"(?:Begin|End)Capture")
 
 

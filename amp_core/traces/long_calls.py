@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from amp_core.traces import intervals as times
 from amp_core.traces.collect import COMPILING, LONG_CALL_US
-from amp_core.traces.events import TraceEvents
+from amp_core.traces.events import RUNTIMES, TraceEvents
 from amp_core.traces.host_spans import of_program
 from amp_core.traces.link import Host
 
@@ -185,12 +185,12 @@ MIN_FREES = 20
 MIN_UNCACHED_FRAC = 0.05
 MIN_START_US = 20_000.0
 """To allocate or to free one block takes less, also where the driver has to find the memory."""
-_FIRST_CALLS = re.compile(r"^(?:cuda|hip)(?:Free|Malloc)$")
+_FIRST_CALLS = re.compile(rf"^(?:{RUNTIMES})(?:Free|Malloc)$")
 MIN_FLUSHES = 8
 """Long calls that free memory from which an allocator makes them, that runs short of it."""
 MAX_CAPTURES = 1000
 _BEGINS_CAPTURE, _ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
-_FREES = re.compile(r"^(?:cuda|hip|cuMem|hipMem)Free(?:_v2)?$")
+_FREES = re.compile(rf"^(?:{RUNTIMES})(?:Mem)?Free(?:_v2)?$")
 _LAUNCHES = re.compile(r"Launch")
 
 

@@ -350,8 +350,10 @@ def _gpus(head: Mapping[str, Any]) -> list[dict[str, Any]]:
         major, minor = _count(one.get("computeMajor")), _count(one.get("computeMinor"))
         multiprocessors = _count(one.get("numSms"))
         name = str(one.get("name") or "")[:200]
-        if one.get("warpSize") == AMD_WARP and not is_amd(name):  # some versions of ROCm give no name
+        if one.get("warpSize") == AMD_WARP and not name:  # some versions of ROCm give none
             name = amd_name(major, minor, multiprocessors)
+        if one.get("warpSize") == AMD_WARP and not is_amd(name):
+            major = minor = None  # a number of a vendor who is neither NVIDIA nor AMD
         capability = None if major is None or minor is None else f"{major}.{minor}"
         gpus.append(_gpu(name or "GPU", capability, _count(one.get("totalGlobalMem")), multiprocessors))
     return gpus

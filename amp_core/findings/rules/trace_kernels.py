@@ -23,6 +23,7 @@ from amp_core.analysis.performance.savings import possible_savings
 from amp_core.analysis.performance.training_part import takes_fused
 from amp_core.findings.few_blocks import few_blocks_sentence
 from amp_core.findings.model import SPEED_AND_MEMORY, Entry, Finding, Remedy
+from amp_core.findings.no_saving_sentences import own_profiler
 from amp_core.findings.registry import make_finding, rule
 from amp_core.findings.rules.trace_cpu import cpu_optimizer
 from amp_core.findings.rules.trace_products import attention_in_steps
@@ -371,11 +372,23 @@ def unknown_kernels(run: Run) -> list[Finding]:
     shapes = facts(run.head.environment, "profiler").get("record_shapes") or rows["in_shapes"].ne("").any()
     # Shapes and dtypes are an operator's: they tell nothing of kernels that none launched, unless none was recorded.
     are_own = shapes or not (in_operators or rows["op"].eq("").all())
-    return [saving_finding(run, saving, _OWN_KERNELS if are_own else guides_remedy(saving))]
+    return [saving_finding(run, saving, _own_kernels(run) if are_own else guides_remedy(saving))]
 
 
-_OWN_KERNELS = Remedy(
-    "The tensor-core share is uncertain by that much. These kernels are the program's own or a library's, or run in a "
-    "captured graph: profile them alone with Nsight Compute or rocprofv3, which show what units they use.",
-    "ncu --section ComputeWorkloadAnalysis python main.py   # on AMD: rocprofv3",
-)
+def _own_kernels(run: Run) -> Remedy:
+    """What to advise for kernels that no rule and no operator tells, with a profiler of the device's vendor."""
+    profiler = own_profiler(run)
+    on_nvidia, on_amd = "Nsight" in profiler, "rocprof" in profiler
+    snippet = _NSIGHT if on_nvidia else _ROCPROF if on_amd else _OTHER_PROFILER
+    other = "" if on_nvidia or on_amd else " in a profiler of the device's vendor"
+    return Remedy(
+        "The tensor-core share is uncertain by that much. These kernels are the program's own or a library's, or run "
+        f"in a captured graph: profile them alone{profiler or other}, which shows what units they use.",
+        f"{snippet}   # on AMD: {_ROCPROF}" if on_nvidia and on_amd else snippet,
+    )
+
+
+_NSIGHT = "ncu --section ComputeWorkloadAnalysis python main.py"
+_ROCPROF = "rocprofv3 --pmc SQ_INSTS_MFMA -- python main.py"
+"""Counts the matrix instructions of each kernel (AMD, MI200 and MI300 series performance counters)."""
+_OTHER_PROFILER = 'with torch.profiler.record_function("alone"):\n    call_kernel()   # in the vendor\'s profiler'
