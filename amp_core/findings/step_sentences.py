@@ -1,7 +1,7 @@
 """What the first sentence says of what its figures are of: of which steps and ranks, and without the profiler's work.
 
 few_long_steps(run)   # 'Steps 4, 9 and 14, every 5 steps, take 390 to 410 ms, the median step 144 ms: 41.2 % of …'
-uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms; figures per step are means.'
+uneven_steps(run)     # 'The steps differ: step 4 takes 397 ms, the median 144 ms; figures per step are means of all.'
 of_ranks(run)         # 'Where no rank is named, figures are means over 8 ranks.'
 """
 
@@ -54,10 +54,10 @@ def uneven_steps(run: Run) -> str:
     ratio = apart.clip(lower=1e-6) / float(ms.median())
     farthest = apart.index[int(np.abs(np.log(ratio.to_numpy())).argmax())]
     more = len(apart) - 1
-    others = f", and {more} more {'differs' if more == 1 else 'differ'}" if more else ""
+    others = f", and {more} more {'step is' if more == 1 else 'steps are'} far from it" if more else ""
     return (
         f"The steps differ: step {farthest:.0f} takes {number(float(ms[farthest]), 'ms')}, the median "
-        f"{number(float(ms.median()), 'ms')}{others}; figures per step are means."
+        f"{number(float(ms.median()), 'ms')}{others}; figures per step are means of all."
     )
 
 

@@ -149,12 +149,12 @@ def test_a_pass_of_more_tokens_than_are_captured_by_default_is_told_so(tmp_path,
     assert ("1,024 tokens" in finding.advice) == (tokens == 1024)
 
 
-def with_a_long_gap(*, function, optimizer):
+def with_a_long_gap(*, function, optimizer, function_us=2990):
     """Short kernels every 100 µs, and a gap of 3 ms in a function, within an optimizer's step or not."""
     trace, at = Made(), 0
     for number in range(40):
         if number == 20:
-            trace.event("python_function", function, at + 60, 2990, 1) if function else None
+            trace.event("python_function", function, at + 60, function_us, 1) if function else None
             trace.event("mark", "Optimizer.step#AdamW.step", at + 50, 3100, 1) if optimizer else None
             at += 3000
         at += 100
@@ -180,6 +180,12 @@ def with_a_long_gap(*, function, optimizer):
 def test_longer_gaps_are_told_by_what_the_host_does_there(tmp_path, function, optimizer, says):
     finding = finding_of(run_of(tmp_path, with_a_long_gap(function=function, optimizer=optimizer)), "launch-bound")
     assert says in finding.advice
+
+
+def test_a_function_that_takes_little_of_the_longer_gaps_is_told_as_the_longest_there(tmp_path):
+    trace = with_a_long_gap(function="metrics.py(7): report", optimizer=False, function_us=450)
+    advice = finding_of(run_of(tmp_path, trace), "launch-bound").advice
+    assert "a timeline shows its functions there, the longest of which is metrics.py(7): report, 0.450 ms;" in advice
 
 
 @pytest.mark.parametrize(("op", "recurrent"), [("aten::gru", True), ("aten::linear", False)])
