@@ -88,6 +88,21 @@ def test_matrix_cores_of_amd_multiply_fp32_at_their_own_rate(tmp_path):
     assert "TF32" not in unnamed.advice + unnamed.snippet
 
 
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        (IGEMM, "by the data sheet of an MI100, for which its kernel is compiled, 16 bits are 4.0 ×"),
+        (IGEMM.replace("gtcx", "gtcx2"), "of an MI250X, for which its kernel is compiled, 16 bits are 4.0 ×"),
+        (IGEMM.replace("gtcx", "gtcx3"), "of an MI300X, for which its kernel is compiled, 16 bits are 8.0 ×"),
+        ("Cijk_Ailk_Bljk_SB_MT128x64x16_MI32x32x1x2_SN_K1", "16 bits are assumed to be 2.0 ×"),
+    ],
+)
+def test_fp32_on_an_unnamed_gpu_is_held_against_what_its_kernel_is_compiled_for(tmp_path, kernel, says):
+    """AMD, CDNA white papers: the dense rates of FP16 and FP32 on matrix cores."""
+    trace = launches_of("aten::mm", kernel, [[1024, 1024]] * 2, ["float"] * 2)
+    assert says in finding_of(run_of(tmp_path, trace, gpu=""), "fp32-products").title
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_kernel_under_flash_attention_runs_on_tensor_cores(tmp_path, known):
     kernel = "flash_fwd_kernel_bf16_hdim256" if known else "some_attention_forward_tile"

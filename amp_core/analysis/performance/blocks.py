@@ -25,6 +25,8 @@ _TENSILE = re.compile(r"Cijk_\w*?_MT(\d+)x(\d+)x\d+_\w*?_GSU([1-9]\d*)_(?!\w*_SK
 """Tensile's names: the tile of the result for which a block computes, and in how many parts each sum is split, with a
 block for each. Stream-K (`SK`) divides the work otherwise."""
 _ISA = re.compile(r"_ISA(90a|908|942|950)(?:_|$)")
+_IGEMM, _OF_IGEMM = re.compile(r"igemm_\w*_gtcx([23]?)_"), {"": "gfx908", "2": "gfx90a", "3": "gfx942"}
+"""Names of MIOpen's convolutions by implicit products, and for what each generation of these is written."""
 _LEAST_UNITS = {"gfx908": 120, "gfx90a": 104, "gfx942": 38, "gfx950": 32}
 """By the architecture in such a name, the compute units of its smallest GPU: MI100, MI210, and a part (CPX mode) of an
 MI300X and of an MI350X (AMD CDNA white papers and partitioning guide)."""
@@ -33,7 +35,9 @@ WHOLE_GPUS = {"gfx908": "MI100", "gfx90a": "MI250X", "gfx942": "MI300X", "gfx950
 
 
 def architecture(kernel: str) -> str:
-    """The architecture that a kernel of Tensile is compiled for, `gfx942`; empty where its name has none."""
+    """The architecture that a kernel of Tensile or MIOpen is compiled for, `gfx942`; empty where its name has none."""
+    if (found := _IGEMM.search(kernel)) is not None:
+        return _OF_IGEMM[found[1]]
     found = _ISA.search(kernel)
     return f"gfx{found[1]}" if found is not None else ""
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from amp_core.analysis.performance.attention import PRODUCTS_OF_BATCHES
-from amp_core.analysis.performance.blocks import blocks_of
+from amp_core.analysis.performance.blocks import WHOLE_GPUS, architecture, blocks_of
 from amp_core.analysis.performance.eligible_ops import matrix_ops
 from amp_core.analysis.performance.fused_attention import is_of_scores
 from amp_core.analysis.performance.gathered import Gathered, gathered
@@ -28,7 +28,7 @@ from amp_core.analysis.performance.shortest_kernels import shortest_us
 from amp_core.analysis.performance.slower_products import SlowerProduct, slower_product
 from amp_core.analysis.performance.step_cost import MATRIX_PARTS
 from amp_core.formats import memory_bits_of
-from amp_core.hardware.data_sheets import Rates
+from amp_core.hardware.data_sheets import Rates, dense_rates
 from amp_core.hardware.gpus import core_names
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -91,9 +91,10 @@ def _without_stalls(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     """What 16 bits save of products in FP32 and TF32; None on a device whose rates and settings are not known."""
-    rates = basis.rates
     matrix = rows[is_matrix(rows) & ~rows["name"].str.contains(_RECURRENCES)]
     fp32 = matrix[(matrix["precision"] == "fp32") & ~matrix["name"].str.contains("gemv", regex=False)]
+    whole = "" if basis.rates or fp32.empty else WHOLE_GPUS.get(architecture(longest_name(fp32, "name")), "")
+    rates = basis.rates or (dense_rates(f"AMD Instinct {whole}") if whole else None)
     tf32 = matrix[matrix["precision"] == "tf32"]
     slow_us, tf32_us = basis.each_us(fp32["total_us"]), basis.each_us(tf32["total_us"])
     if not matrix["device"].str.startswith("cuda").all():
@@ -118,7 +119,8 @@ def _narrower(rows: pd.DataFrame, basis: Basis) -> ProductSaving | None:
     of_bf16 = fp32["in_dtypes"].str.contains("BFloat16") | fp32["name"].str.contains("bfloat16")
     is_emulated = float(fp32["total_us"][of_bf16].sum()) >= MIN_EMULATED_FRAC * (slow_us + tf32_us) * basis.steps > 0
     narrower = "FP16 is" if is_emulated else "16 bits are"
-    gain = f"by the data sheet, {narrower} {times}" if rates else f"{narrower} assumed to be {times}"
+    sheet = f"data sheet of an {whole}, for which its kernel is compiled" if whole else "data sheet"
+    gain = f"by the {sheet}, {narrower} {times}" if rates else f"{narrower} assumed to be {times}"
     memory_bounds = bool(rates and ratio < MAX_BOUND_FRAC * rates.half / rates.fp32 and slow_us >= tf32_us)
     if memory_bounds and rates is not None and rate_frac(fp32, rates) >= MIN_MEMORY_FRAC:
         gain += ", since memory bounds most of these products"
