@@ -16,6 +16,7 @@ from amp_core.analysis.performance.late_launches import IN_ONE_GAP, MIN_ONE_GAP_
 from amp_core.analysis.performance.late_rank_savings import late_rank_saving
 from amp_core.analysis.performance.layouts import layout_copies
 from amp_core.analysis.performance.matrix_kinds import is_matrix
+from amp_core.analysis.performance.part_gradients import part_gradients
 from amp_core.analysis.performance.saving import MIN_SAVED_FRAC, longest_name
 from amp_core.analysis.performance.training_part import ZEROING, takes_fused
 from amp_core.findings.repeated_work import MIN_LOOP_FIRST_FRAC, loop_frac
@@ -391,6 +392,15 @@ def convolution_part(rows: pd.DataFrame) -> CpuPart | None:
     most = f"{of_op} in {op}" if (slow["op"] != op).any() else f"all in {op}"
     what = f"convolutions without oneDNN take {percent(us / total_us)} of the operators' time, {most}"
     return CpuPart("fallback-convolution", us, what, op)
+
+
+def part_gradients_part(rows: pd.DataFrame) -> CpuPart | None:
+    """Gradients of parts of tensors; None where they take little. Of `cpu_rows`."""
+    found, total_us = part_gradients(rows), float(rows["total_us"].sum())
+    if found is None or found.saved_us < MIN_SAVED_FRAC * total_us:
+        return None
+    share = f"{percent(found.us / total_us)} of the operators' time"
+    return CpuPart("part-gradients", found.saved_us, found.in_words(share, found.parts), found.op)
 
 
 def has_onednn(rows: pd.DataFrame) -> bool:

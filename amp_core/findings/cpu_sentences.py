@@ -35,6 +35,7 @@ from amp_core.findings.cpu_parts import (
     optimizer_part,
     outside_part,
     pace_part,
+    part_gradients_part,
     unused_gpu,
     waiting_part,
     wall_us,
@@ -276,6 +277,12 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
             return total, f"{in_fp64}; {sentence}"
         sentence += f" {in_fp64[0].upper()}{in_fp64[1:]}."
     largest_us = max(longest_us, family_us)
+    parts = part_gradients_part(rows)
+    if parts is not None and parts.us > max(largest_us, pace.us if pace is not None else 0.0):
+        uneven = f" {pace.what[0].upper()}{pace.what[1:]}." if pace is not None else ""
+        return parts.us, f"{parts.what}: {JOINED}; {sentence}{uneven}"
+    if parts is not None:
+        sentence += f" {parts.what[0].upper()}{parts.what[1:]}: {JOINED}."
     optimizer = optimizer_part(run, rows)
     if optimizer is not None and optimizer.us > largest_us:
         fuse = ": fused=True, from PyTorch 2.4 on, makes them one" if optimizer.is_fusible else ""
@@ -299,6 +306,8 @@ def _dropout_beside(run: Run, rows: pd.DataFrame, total_us: float) -> str:
     )
 
 
+JOINED = "x.unbind() or x.split() instead of x[i] or x[:n] joins them once"
+"""What to do about gradients of parts."""
 MIN_COST_FRAC = 0.5
 """Share of a range's own time in calling its operators from which it is that cost, and not Python's."""
 

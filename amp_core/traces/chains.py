@@ -207,8 +207,8 @@ def _is_apart(events: TraceEvents, linked: LinkedWork) -> Bools:
 
 
 ADDS, BIASED = ("aten::add_", "aten::add"), re.compile(r"::(?:linear|_?conv(?:olution|\dd))$")
-"""Operators that add a bias, and those that do it by one of these: compilers fuse that with the product, or with what
-comes after it."""
+"""Operators that add, as a bias, and those that add one by one of these: compilers fuse that with the product, or with
+what comes after it."""
 
 
 def is_library(top_op: str) -> bool:

@@ -1,7 +1,7 @@
 """What kernels that memory bounds could save per step of a trace: fused, in the layout that is read, or left out.
 
     >>> [saving.code for saving in memory_savings(rows, basis)]
-    ['memory-bound-kernels', 'unfused-optimizer', 'layout-transposes', 'layout-copies']
+    ['memory-bound-kernels', 'unfused-optimizer', 'layout-transposes', 'layout-copies', 'part-gradients']
 
 Kernels of one operator each are assumed to fuse to half their time (`FUSED_FRAC`), for each value is then read and
 written once instead of twice, and those that follow one another to the time of the longest of them
@@ -17,6 +17,7 @@ from amp_core.analysis.performance.fused_attention import AttentionProducts
 from amp_core.analysis.performance.growing_joins import growing_joins
 from amp_core.analysis.performance.layouts import layout_copies, layout_rows
 from amp_core.analysis.performance.memory_rate import far_below_memory, moves_hardly_anything
+from amp_core.analysis.performance.part_gradients import part_gradients, part_rows
 from amp_core.analysis.performance.saving import Basis, MemorySaving, Saving, longest_name, others, step_share
 from amp_core.analysis.performance.shortest_kernels import is_shortest
 from amp_core.analysis.performance.training_part import ZEROING
@@ -64,7 +65,11 @@ def memory_savings(
     by_torch = rows["op"].str.startswith("aten::") | rows["name"].str.contains(_ONE_OPERATOR)
     by_torch &= ~rows["name"].str.contains("triton", regex=False)
     is_slow = far_below_memory(rows, basis.rates.gb_per_s if basis.rates else None)
+    of_parts = _part_gradients(rows, basis)
+    if basis.is_long(of_parts.saved_us):  # one change ends them, with those that fusing would shorten
+        is_slow |= part_rows(rows)
     return [
+        of_parts,
         _unfused(rows, by_torch & ~is_slow, basis, few or {}, attention),
         _optimizer(rows[by_torch], basis),
         _layouts(rows, basis),
@@ -269,6 +274,16 @@ def _layout_copies(rows: pd.DataFrame, basis: Basis) -> Saving:
     op = longest_name(copies, "top_op")
     what = f"Copies into another layout take {basis.taken(us)}, most in {op}"
     return Saving("layout-copies", us, basis.cost.step_us, what, op or "aten::contiguous")
+
+
+def _part_gradients(rows: pd.DataFrame, basis: Basis) -> Saving:
+    """What joining the gradients of all parts of a tensor saves."""
+    found = part_gradients(rows)
+    if found is None:
+        return Saving("part-gradients", 0.0, basis.cost.step_us, "", "")
+    what = found.in_words(basis.taken(found.us / basis.steps), max(1.0, found.parts / basis.steps))
+    saved_us = found.saved_us / basis.steps
+    return Saving("part-gradients", saved_us, basis.cost.step_us, f"{what[0].upper()}{what[1:]}", found.op)
 
 
 def _optimizer(rows: pd.DataFrame, basis: Basis) -> Saving:

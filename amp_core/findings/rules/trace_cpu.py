@@ -32,6 +32,7 @@ from amp_core.findings.cpu_parts import (
     optimizer_part,
     outside_part,
     pace_part,
+    part_gradients_part,
     unused_gpu,
     waiting_part,
     without_loading,
@@ -408,6 +409,33 @@ def layout_copies(run: Run) -> list[Finding]:
     if saving is None:
         return []
     return [saving_finding(run, saving, _OF_ACTIVATIONS if _copies_activations(run) else guides_remedy(saving))]
+
+
+@rule(
+    Entry(
+        code="part-gradients",
+        severity="warning",
+        family=SPEED_AND_MEMORY,
+        order=421,
+        what="Gradients of parts of tensors take long in an imported trace: each writes the whole tensor.",
+        signal="`SelectBackward0` and `SliceBackward0` with additions, at least 40 % as many as parts.",
+        threshold="5 % of the step, or of the operators' time on a CPU.",
+        advice="The backward of x[i] or x[:n] fills a tensor of the whole size with zeros, copies one gradient into it "
+        "and adds it to those of the other parts. Take all parts at once: the backward of unbind and split joins the "
+        "gradients in one pass. Of experts' weights, one grouped product takes all parts.",
+        snippet="for part in x.unbind(0):   # instead of x[i]\n    ...\na, b = x.split(n, dim=-1)   # instead of "
+        "x[..., :n], x[..., n:]",
+        page="step-cost",
+    )
+)
+def gradients_of_parts(run: Run) -> list[Finding]:
+    """`part-gradients`: backward of parts of tensors."""
+    rows = _rows(run)
+    part = part_gradients_part(rows) if len(rows) else None
+    if part is not None:
+        return [cpu_finding(run, part)]
+    saving = reported_saving(run, "part-gradients", Saving)
+    return [] if saving is None else [saving_finding(run, saving, guides_remedy(saving))]
 
 
 def _copies_activations(run: Run) -> bool:

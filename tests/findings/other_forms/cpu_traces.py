@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.findings.other_forms.form import fault
-from tests.findings.zoo.cpu_traces import WORKERS, backward_of, decoding, import_cpu, looping
+from tests.findings.zoo.cpu_traces import WORKERS, backward_of, backward_of_parts, decoding, import_cpu, looping
 from tests.findings.zoo.traces import import_into, product, step
 from tests.traces import made
 from tests.traces.made import Made
@@ -131,6 +131,16 @@ def convolution_of_an_older_torch(into):
     trace = Made("old")
     trace.op("aten::thnn_conv2d_forward", 0, 800)
     trace.op("aten::relu", 800, 100)
+    import_cpu(into, trace)
+
+
+@fault("part-gradients", "SliceBackward0")
+def halves_of_rotary_embeddings(into):
+    trace, at = Made(), 0.0
+    for _ in range(3):
+        at = backward_of_parts(trace, at, 2, "SliceBackward0")
+        trace.op("aten::mm", at, 1000)
+        at += 1000
     import_cpu(into, trace)
 
 

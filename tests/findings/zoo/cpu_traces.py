@@ -157,6 +157,28 @@ def forward_within_backward(into: Path, faulty: bool) -> None:
     import_cpu(into, backward_of(*layers[: 3 * faulty]))
 
 
+def backward_of_parts(trace: Made, at: float, parts: int, node: str = "SelectBackward0", us: float = 100.0) -> float:
+    """The backward of that many parts of one tensor, each of which fills, copies and (but one) adds; when it ends."""
+    for number in range(parts):
+        trace.op(f"autograd::engine::evaluate_function: {node}", at, 3 * us)
+        trace.op(node, at + 1, 1.5 * us)
+        trace.op("aten::fill_", at + 2, us)
+        trace.op("aten::copy_", at + 3 + us, us / 10)
+        if number:
+            trace.op("aten::add_", at + 2 + 1.5 * us, 1.4 * us)
+        at += 3 * us
+    return at
+
+
+@case("part-gradients", "SelectBackward0")
+def experts_indexed_in_a_loop(into: Path, faulty: bool) -> None:
+    """The gradients of four parts of one tensor, or of one."""
+    trace = Made()
+    at = backward_of_parts(trace, 0.0, 4 if faulty else 1)
+    trace.op("aten::mm", at, 900)
+    import_cpu(into, trace)
+
+
 @case("layout-copies", "aten::contiguous")
 def input_made_contiguous_in_every_call(into: Path, faulty: bool) -> None:
     """A transposed input that is copied before each product, or not."""
