@@ -188,6 +188,12 @@ def test_a_second_function_in_which_the_device_waits_nearly_as_long_is_named_too
     assert (" and 3.00 ms in src/cache.py(40): store" in title) == told
 
 
+def test_a_second_function_is_not_told_without_the_first(tmp_path):
+    """Neither is much of a time that is mostly spent in no function."""
+    trace = frames_of(("src/cache.py(20): load", 200, 450), ("src/cache.py(40): store", 4_300, 440))
+    assert "src/cache.py" not in diagnose(run_of(tmp_path, trace))[0].title
+
+
 def test_the_second_function_does_not_call_the_first(tmp_path):
     trace = frames_of(("src/train.py(10): step", 0, 9_050), ("src/cache.py(20): load", 200, 5_000))
     (window,) = run_of(tmp_path, trace).windows.to_dict("records")

@@ -327,7 +327,7 @@ def _place(run: Run, windows: pd.DataFrame, column: str, basis: Basis, part: str
     us = float(windows[windows[column] == name][f"{column}_us"].sum()) if name else 0.0
     calls = first_calls_of(run, name, us)
     told = f"{words} (nearly all in its {calls.which})" if calls else words
-    if column == "host_function" and not calls:
+    if column == "host_function" and words and not calls:
         second, second_us = _second_function(windows)
         told += f" and {number(second_us / basis.steps / 1e3, 'ms')} in {second}" if second else ""
     return _Place(name, told, calls is not None, us / basis.steps)
