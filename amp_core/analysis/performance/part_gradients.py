@@ -15,7 +15,7 @@ import pandas as pd
 from amp_core.analysis.performance.saving import longest_name
 from amp_core.traces.chains import ADDS
 
-_OF_PARTS = r"(?:Select|Slice)Backward\d"
+_OF_PARTS = r"(?:Select|Slice)Backward\d*$"
 _COPY = "aten::copy_"
 MIN_ADDS_FRAC = 0.4
 """Additions per part from which most tensors have several: of two parts of a tensor one is added to the other."""

@@ -421,14 +421,14 @@ def layout_copies(run: Run) -> list[Finding]:
         signal="`SelectBackward0` and `SliceBackward0` with additions, at least 40 % as many as parts.",
         threshold="5 % of the step, or of the operators' time on a CPU.",
         advice="The backward of x[i] or x[:n] fills a tensor of the whole size with zeros, copies one gradient into it "
-        "and adds it to those of the other parts. Take all parts at once: the backward of unbind and split joins the "
-        "gradients in one pass. Of experts' weights, one grouped product takes all parts.",
+        "and adds it to those of the other parts. Take all parts at once, for the backward of unbind and split joins "
+        "the gradients in one pass, or compute on all of them, as one grouped product does for experts.",
         snippet="for part in x.unbind(0):   # instead of x[i]\n    ...\na, b = x.split(n, dim=-1)   # instead of "
         "x[..., :n], x[..., n:]",
         page="step-cost",
     )
 )
-def gradients_of_parts(run: Run) -> list[Finding]:
+def part_gradients(run: Run) -> list[Finding]:
     """`part-gradients`: backward of parts of tensors."""
     rows = _rows(run)
     part = part_gradients_part(rows) if len(rows) else None

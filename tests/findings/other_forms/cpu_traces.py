@@ -134,6 +134,14 @@ def convolution_of_an_older_torch(into):
     import_cpu(into, trace)
 
 
+@fault("part-gradients", "SelectBackward")
+def tokens_taken_one_by_one_by_an_older_torch(into):
+    trace = Made("old")
+    at = backward_of_parts(trace, 0.0, 12, "SelectBackward", us=30.0)
+    trace.op("aten::mm", at, 4000)
+    import_cpu(into, trace)
+
+
 @fault("part-gradients", "SliceBackward0")
 def halves_of_rotary_embeddings(into):
     trace, at = Made(), 0.0
