@@ -58,6 +58,8 @@ class CpuPart:
     """Of time in no operator: whether most of it is in one piece."""
     is_halted: bool = False
     """Of calls that take longer than equal ones: whether those that compute nothing took long, too, all at once."""
+    is_of_assignments: bool = False
+    """Of gradients of parts: whether these are assigned to."""
     count: int = 0
     """Of marked steps or passes that take unequally long: how many are compared."""
 
@@ -400,7 +402,8 @@ def part_gradients_part(rows: pd.DataFrame) -> CpuPart | None:
     if found is None or found.saved_us < MIN_SAVED_FRAC * total_us:
         return None
     share = f"{percent(found.us / total_us)} of the operators' time"
-    return CpuPart("part-gradients", found.saved_us, found.in_words(share, found.parts), found.op)
+    what = found.in_words(share, found.parts)
+    return CpuPart("part-gradients", found.saved_us, what, found.op, is_of_assignments=found.are_assigned)
 
 
 def has_onednn(rows: pd.DataFrame) -> bool:

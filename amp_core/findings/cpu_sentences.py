@@ -22,6 +22,7 @@ from amp_core.findings.cpu_families import (
 )
 from amp_core.findings.cpu_parts import (
     SLOW_CONVOLUTIONS,
+    CpuPart,
     attention_part,
     cpu_rows,
     cpu_windows,
@@ -280,9 +281,9 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     parts = part_gradients_part(rows)
     if parts is not None and parts.us > max(largest_us, pace.us if pace is not None else 0.0):
         uneven = f" {pace.what[0].upper()}{pace.what[1:]}." if pace is not None else ""
-        return parts.us, f"{parts.what}: {JOINED}; {sentence}{uneven}"
+        return parts.us, f"{parts.what}: {_joined(parts)}; {sentence}{uneven}"
     if parts is not None:
-        sentence += f" {parts.what[0].upper()}{parts.what[1:]}: {JOINED}."
+        sentence += f" {parts.what[0].upper()}{parts.what[1:]}: {_joined(parts)}."
     optimizer = optimizer_part(run, rows)
     if optimizer is not None and optimizer.us > largest_us:
         fuse = ": fused=True, from PyTorch 2.4 on, makes them one" if optimizer.is_fusible else ""
@@ -306,8 +307,13 @@ def _dropout_beside(run: Run, rows: pd.DataFrame, total_us: float) -> str:
     )
 
 
-JOINED = "x.unbind() or x.split() instead of x[i] or x[:n] joins them once"
-"""What to do about gradients of parts."""
+def _joined(parts: CpuPart) -> str:
+    """What to do about gradients of parts, as a part of a sentence."""
+    if parts.is_of_assignments:
+        return "torch.stack of a list of the parts, instead of x[i] = y, leaves that out"
+    return "x.unbind() or x.split() instead of x[i] or x[:n] joins them once"
+
+
 MIN_COST_FRAC = 0.5
 """Share of a range's own time in calling its operators from which it is that cost, and not Python's."""
 

@@ -65,3 +65,28 @@ def test_on_a_cpu_they_come_before_a_shorter_operator_and_after_a_longer_one(tmp
     sentence = first_sentence(run_of(tmp_path, trace, ""))
     assert "x.unbind() or x.split() instead of x[i] or x[:n] joins them once" in sentence
     assert (": on the CPU, gradients of 6 parts of tensors take" in sentence) == first
+
+
+def assigned(parts, us=100.0):
+    """The backward of as many assignments to parts of one tensor, on a CPU: each copies the whole."""
+    trace, at = Made(), 0.0
+    for _ in range(parts):
+        trace.op("autograd::engine::evaluate_function: torch::autograd::CopySlices", at, 2 * us)
+        trace.op("torch::autograd::CopySlices", at + 1, 1.8 * us)
+        trace.op("aten::copy_", at + 2, us)
+        trace.op("aten::clone", at + us + 3, us / 10)
+        trace.op("aten::fill_", at + us + 4 + us / 10, us / 10)
+        at += 2 * us
+    trace.op("aten::mm", at, us)
+    return trace
+
+
+@pytest.mark.parametrize(("parts", "told"), [(6, True), (1, False)])
+def test_assignments_to_parts_of_a_tensor_are_told_to_be_joined_once(tmp_path, parts, told):
+    run = run_of(tmp_path, assigned(parts), "")
+    found = [finding for finding in diagnose(run) if finding.code == "part-gradients"]
+    assert bool(found) == told
+    if found:
+        assert found[0].where == "torch::autograd::CopySlices" and "torch.stack(parts)" in found[0].snippet
+        told_of = "backward of 6 assignments to parts of tensors takes 92.3 % of the operators' time"
+        assert f"on the CPU, {told_of}" in first_sentence(run) and "torch.stack of a list" in first_sentence(run)

@@ -418,7 +418,7 @@ def layout_copies(run: Run) -> list[Finding]:
         family=SPEED_AND_MEMORY,
         order=421,
         what="Gradients of parts of tensors take long in an imported trace: each writes the whole tensor.",
-        signal="`SelectBackward0` and `SliceBackward0` with additions, at least 40 % as many as parts.",
+        signal="`SelectBackward0` and `SliceBackward0` with additions, 40 % as many as parts or more; or `CopySlices`.",
         threshold="5 % of the step, or of the operators' time on a CPU.",
         advice="The backward of x[i] or x[:n] fills a tensor of the whole size with zeros, copies one gradient into it "
         "and adds it to those of the other parts. Take all parts at once, for the backward of unbind and split joins "
@@ -433,9 +433,18 @@ def part_gradients(run: Run) -> list[Finding]:
     rows = _rows(run)
     part = part_gradients_part(rows) if len(rows) else None
     if part is not None:
-        return [cpu_finding(run, part)]
+        return [cpu_finding(run, part, _STACKED if part.is_of_assignments else None)]
     saving = reported_saving(run, "part-gradients", Saving)
-    return [] if saving is None else [saving_finding(run, saving, guides_remedy(saving))]
+    if saving is None:
+        return []
+    return [saving_finding(run, saving, _STACKED if "CopySlices" in saving.where else guides_remedy(saving))]
+
+
+_STACKED = Remedy(
+    "The backward of x[i] = y copies the gradient of the whole tensor for each part. Collect the parts in a list, and "
+    "join them once, for the backward of stack and cat takes views.",
+    "parts.append(y)   # instead of x[i] = y\nx = torch.stack(parts)   # after the loop",
+)
 
 
 def _copies_activations(run: Run) -> bool:
