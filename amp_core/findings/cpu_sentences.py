@@ -3,6 +3,8 @@
 cpu_sentence(run)     # 'The trace contains no device activity: on the CPU, aten::addmm takes 62.4 % of the ...'
 """
 
+import re
+
 import numpy as np
 import pandas as pd
 
@@ -254,6 +256,7 @@ def _operators(run: Run, rows: pd.DataFrame) -> tuple[float, str]:
     sentence += ", most of which is the same cost of calling these" if is_cost else ""
     in_first = first_call(run, longest, longest_us)
     sentence += in_first or _few_calls(rows[rows["name"] == longest]) or _one_call(rows[rows["name"] == longest])
+    sentence += _caller(rows, longest, total)
     family_us, of_family = family(rows, longest, longest_us, total)
     second = ""
     if not family_us:
@@ -362,6 +365,31 @@ def first_call(run: Run, op: str, op_us: float = np.inf) -> str:
 
 
 WARM_UP = ": profile after a warm-up"
+
+
+MIN_OF_CALLER_FRAC, ALL_OF_IT_FRAC, MIN_CALLERS_RATIO = 0.8, 0.99, 1.2
+"""Shares of an operator's time in another one, or in a node of autograd, from which that is named, and from which it is
+all of it; and how many times as long the other takes from which its own share is told."""
+_USUAL_CALLERS = re.compile(
+    r"(?i)linear|mm|matmul|conv|attention|einsum|embedding|contiguous|clone|reshape|zero|ones|full|empty|rand|like|"
+    r"dropout|norm|lstm|gru|rnn|accumulate|copy|cat|stack|::to$|_to_|loss|pool|(?:select|slice|index)backward"
+)
+"""What operators are a part of as a matter of course, or what is told otherwise."""
+
+
+def _caller(rows: pd.DataFrame, op: str, total_us: float) -> str:
+    """The operator, or the node of autograd, in which another one has nearly all of its time, as part of a sentence;
+    empty where that is a matter of course."""
+    us = rows[rows["op"] == op].groupby("top_op")["total_us"].sum()
+    caller = str(us.idxmax()) if len(us) else ""
+    base = re.sub(r"(?:backward)?\d*$", "", caller.rpartition("::")[2].replace("_", "").lower())
+    if not base or _USUAL_CALLERS.search(caller) is not None or us.max() < MIN_OF_CALLER_FRAC * us.sum():
+        return ""
+    its_us = float(rows["total_us"][rows["top_op"] == caller].sum())
+    in_all = f", which takes {percent(its_us / total_us)}" if its_us >= MIN_CALLERS_RATIO * float(us.sum()) else ""
+    if not in_all and base in op.replace("_", ""):
+        return ""
+    return f", {'all' if us.max() > ALL_OF_IT_FRAC * us.sum() else 'most'} of it in {caller}{in_all}"
 
 
 MIN_OF_FEW_FRAC, MAX_FEW_FRAC = 0.9, 0.1

@@ -324,6 +324,33 @@ def test_small_convolutions_beside_those_of_onednn_are_no_fallback(tmp_path, oth
     assert any(f.code == "fallback-convolution" for f in diagnose(run)) != others
 
 
+@pytest.mark.parametrize(
+    ("caller", "inner", "us", "says"),
+    [
+        (
+            "aten::quantile",
+            "aten::sort",
+            900,
+            "(0.889 ms), all of it in aten::quantile",
+        ),
+        ("aten::one_hot", "aten::fill_", 890, "all of it in aten::one_hot"),
+        ("PowBackward0", "aten::mul", 500, "all of it in PowBackward0, which takes 89"),
+        ("aten::linear", "aten::addmm", 890, ""),
+        ("ConvolutionBackward0", "aten::convolution_backward", 890, ""),
+        ("aten::sort", "aten::sort_out", 890, ""),
+    ],
+)
+def test_the_operator_around_the_longest_one_is_named_unless_it_is_a_matter_of_course(
+    tmp_path, caller, inner, us, says
+):
+    trace = Made()
+    trace.op(caller, 0, 891)
+    trace.op(inner, 1, min(us, 889))
+    trace.op("aten::relu", 900, 110)
+    sentence = first_sentence(run_of(tmp_path, trace, ""))
+    assert (says or "takes") in sentence and ("of it in" in sentence) == bool(says)
+
+
 def test_convolutions_without_onednn_are_told_with_the_share_of_each_number(tmp_path):
     trace = Made()
     trace.op("aten::_slow_conv2d_forward", 0, 600)
