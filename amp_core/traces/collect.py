@@ -223,7 +223,10 @@ class _Collector:
         events.threads = len(self._threads)
         events.thread_process = array("i", [_process(pid, self._processes) for pid, _ in self._threads])
         events.processes = list(self._processes)
-        events.on_macos = self._on_macos()
+        threads = self._operator_threads()
+        numbers = [_identifier(thread) for _, thread in threads]
+        events.on_macos = any(LINUX_THREADS < number < MACOS_THREADS for number in numbers)
+        events.on_main_thread = any(process == thread for process, thread in threads)
         events.accelerator = _accelerator_of_calls(events) or events.accelerator
         if len(events.timed):  # among them the operators that only an accelerator has
             events.accelerator_ops = len(events.timed)
@@ -240,12 +243,10 @@ class _Collector:
         check_duplicates(events.work)
         return events
 
-    def _on_macos(self) -> bool:
+    def _operator_threads(self) -> list[tuple[str, str]]:
+        """The process and the number of each thread with operators or ranges."""
         threads = list(self._threads)
-        numbers = [
-            _identifier(threads[thread][1]) for thread in np.unique(np.asarray(self.events.spans.thread)).tolist()
-        ]
-        return any(LINUX_THREADS < number < MACOS_THREADS for number in numbers)
+        return [threads[thread] for thread in np.unique(np.asarray(self.events.spans.thread)).tolist()]
 
     def _check_size(self) -> None:
         events = self.events

@@ -215,6 +215,8 @@ class TraceEvents:
     waits_us: dict[tuple[int, int], float] = field(default_factory=dict)
     """By this rank and another one: how long collectives wait for the other, where the trace tells it."""
 
+    on_main_thread: bool = False
+    """Whether operators run on a thread with the number of its process, as Linux numbers the main one."""
     on_macos: bool = False
     """Whether a thread that calls operators has a number that macOS alone gives."""
 

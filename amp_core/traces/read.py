@@ -267,7 +267,7 @@ def _trace(stream: TraceStream, events: TraceEvents, accelerator: str | None) ->
         accumulates_gradients=any(ACCUMULATES in text and not text.startswith(EVALUATE) for text in events.texts),
         loader=_loader(events),
         norms_in_training=events.norms_in_training,
-        on_macos=events.on_macos,
+        on_macos=events.on_macos or (not events.on_main_thread and _OF_MAC.search(stream.path.name) is not None),
         benchmarks=0 < events.convolutions == events.benchmarked,
         worker_times=None if len(events.work) else worker_times(events, host),
         launches_without_work=without_work,
@@ -328,6 +328,8 @@ _ROCM = re.compile(
     r"^hip[A-Z]|^(?:Custom_)?Cijk_|gtcx|^__amd_rocclr_|(?<![a-z])(?:rocm_)?aiter(?:_|::)|(?<![a-z])ck(?:_tile)?::|\.kd$"
 )
 """Calls, kernels and operators that only AMD's GPUs have: of HIP, Tensile, MIOpen, AITER and Composable Kernel."""
+_OF_MAC = re.compile(r"(?i)macbook|^mbp\b|\bimac\b|\bmac-(?:mini|studio|pro)\b|\.local_\d+\.\d+\.")
+"""In the names of files that a Mac wrote: `tensorboard_trace_handler` begins them with the host's."""
 _FACTS = (
     "schemaVersion",
     "record_shapes",

@@ -4,9 +4,11 @@ import pytest
 
 from amp_core import diagnose
 from amp_core.findings import first_sentence
+from amp_core.store.run import load_run
+from amp_core.traces import import_traces
 from tests.findings.zoo.cpu_traces import looping
 from tests.traces import made
-from tests.traces.made import Made, finding_of, run_of
+from tests.traces.made import Made, finding_of, run_of, write
 
 SOLVER = ("aten::matmul", "aten::dot", "aten::div", "aten::mul", "aten::add")
 
@@ -227,6 +229,23 @@ def test_a_convolution_without_onednn_on_a_mac_is_told_to_go_to_mps(tmp_path, th
     for text in (first_sentence(run), finding.advice):
         assert ('move the model to the device "mps"' in text) == mac and ("is_available()" in text) != mac
     assert ('.to("mps")' in finding.snippet) == mac
+
+
+@pytest.mark.parametrize(
+    ("name", "thread", "mac"),
+    [
+        ("Annas-MacBook-Pro-2.local_914.1672911380959.pt.trace.json", 2_268_207, True),
+        ("annas.local_914.1672911380959.pt.trace.json", 2_268_207, True),
+        ("Annas-MacBook-Pro-2.local_77.1672911380959.pt.trace.json", 77, False),  # in Linux there, as in a container
+        ("node7_914.1672911380959.pt.trace.json", 2_268_207, False),
+    ],
+)
+def test_a_trace_is_a_macs_by_the_name_of_its_file_unless_its_threads_are_those_of_linux(tmp_path, name, thread, mac):
+    trace = Made()
+    trace.op("aten::conv2d", 0, 1000, thread)
+    trace.op("aten::_slow_conv2d_forward", 5, 990, thread, **{"Input type": ["float"]})
+    run = load_run(import_traces([write(tmp_path / name, trace.document())], tmp_path / "run"))
+    assert ('move the model to the device "mps"' in first_sentence(run)) == mac
 
 
 @pytest.mark.parametrize(
