@@ -1,8 +1,10 @@
 """What is said of devices whose profilers write the categories of CUDA's, but which are neither NVIDIA's nor AMD's."""
 
+import pandas as pd
 import pytest
 
 from amp_core import diagnose
+from amp_core.analysis.performance.step_cost import part_labels
 from amp_core.findings import first_sentence
 from amp_core.hardware.gpus import core_names, gpu_of
 from amp_core.store.run import load_run
@@ -61,3 +63,5 @@ def test_kernels_of_unknown_names_are_profiled_with_the_vendors_tool(tmp_path, n
 def test_a_compute_capability_of_another_vendor_tells_nothing_of_tensor_cores(name):
     assert gpu_of(name, "8.0").has_tensor_cores is None and gpu_of(name, "8.0").architecture is None
     assert core_names(name) == ("matrix cores", "vector units")
+    labels = part_labels(name, False, pd.DataFrame())
+    assert (labels["tensor"], labels["matrix"]) == ("GEMM/conv, on matrix cores", "GEMM/conv, on vector units")

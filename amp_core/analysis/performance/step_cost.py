@@ -21,7 +21,7 @@ from amp_core.analysis.performance.matrix_kinds import is_matrix
 from amp_core.analysis.performance.step_time import speed_summary
 from amp_core.analysis.steps import attempts, median, warmup_steps
 from amp_core.hardware.data_sheets import dense_rates
-from amp_core.hardware.gpus import is_amd
+from amp_core.hardware.gpus import core_names, is_amd, is_of_other_vendor
 from amp_core.hardware.kernel_names import COPIES, SMALL_TYPES
 from amp_core.store.run import Run
 from amp_core.text.formatting import number, percent
@@ -250,8 +250,11 @@ def _by_part(rows: pd.DataFrame, cpu: bool) -> dict[str, float]:
 def part_labels(gpu_name: str, on_cpu: bool, rows: pd.DataFrame) -> dict[str, str]:
     """The label of each part on that device, of these rows of kernels."""
     labels = PARTS | (CPU_LABELS if on_cpu else AMD_LABELS if is_amd(gpu_name) else {})
-    if is_amd(gpu_name) and _narrow_share(rows) > MIN_NARROW_FRAC:
-        labels["matrix"] = "GEMM/conv, on vector units"
+    matrix_cores, others = core_names(gpu_name)
+    if is_of_other_vendor(gpu_name):
+        labels["tensor"] = f"GEMM/conv, on {matrix_cores}"
+    if is_of_other_vendor(gpu_name) or (is_amd(gpu_name) and _narrow_share(rows) > MIN_NARROW_FRAC):
+        labels["matrix"] = f"GEMM/conv, on {others}"
     return labels
 
 
