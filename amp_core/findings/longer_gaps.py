@@ -87,7 +87,7 @@ def _longer(run: Run) -> str:
         return f"{places} Neither graphs nor larger batches shorten that: move such work out of the loop."
     has_stacks = function or facts(run.head.environment, "profiler").get("with_stack")
     look = "a timeline shows its functions there" if has_stacks else "profile it with stacks"
-    if function_us > 0 and not _OF_TORCH.search(function):
+    if function_us > 0 and not _OF_TORCH.search(function) and not _first_work(run):  # which is within functions
         steps = float(windows["steps"].fillna(0.0).sum()) or float(len(windows))
         look += f", the longest of which is {function}, {number(function_us / steps / 1e3, 'ms')}"
     return f"{_LONGER}: {look}; move such work out of the loop."
